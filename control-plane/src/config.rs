@@ -1,0 +1,163 @@
+//! Every setting, its default and its bound. Flag over environment over file over default, merged
+//! once at start; nothing reads the environment later.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The merged settings of one run.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the API and `/v1` listen. Default 127.0.0.1:4180.
+    pub listen: SocketAddr,
+    /// Where everything is kept.
+    pub data_dir: PathBuf,
+    /// Limits of the data plane.
+    pub gateway: GatewayConfig,
+    /// Who may call.
+    pub security: SecurityConfig,
+    /// How engines are kept alive.
+    pub supervisor: SupervisorConfig,
+    /// Where builds and models come from.
+    pub sources: SourcesConfig,
+}
+
+/// Limits of the data plane.
+#[derive(Debug, Clone)]
+pub struct GatewayConfig {
+    /// Largest request body, bytes. Default 100 MiB, as llama-server.
+    pub max_body_bytes: usize,
+    /// Bytes of all request bodies held at once. Default 512 MiB.
+    pub max_held_bytes: usize,
+    /// Waiting requests per slot of a pool. Default 64.
+    pub queue_per_slot: usize,
+    /// Longest wait for a slot. Default 120 s.
+    pub queue_wait: Duration,
+    /// Longest wait for a sleeping or starting model. Default 600 s.
+    pub cold_start_wait: Duration,
+    /// Upstream connect. Default 5 s.
+    pub connect: Duration,
+    /// From request sent to first byte, before what the prompt's size adds. Default 300 s.
+    pub first_byte: Duration,
+    /// Added to `first_byte` for each MiB of body. Default 120 s.
+    pub first_byte_per_mib: Duration,
+    /// Between two chunks of a reply. Default 300 s.
+    pub between_chunks: Duration,
+    /// A whole request. Default 3600 s.
+    pub total: Duration,
+    /// A waiting streaming client gets a comment line this often once it has waited that long. Default 10 s.
+    pub heartbeat: Duration,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 100 << 20,
+            max_held_bytes: 512 << 20,
+            queue_per_slot: 64,
+            queue_wait: Duration::from_secs(120),
+            cold_start_wait: Duration::from_secs(600),
+            connect: Duration::from_secs(5),
+            first_byte: Duration::from_secs(300),
+            first_byte_per_mib: Duration::from_secs(120),
+            between_chunks: Duration::from_secs(300),
+            total: Duration::from_secs(3600),
+            heartbeat: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Who may call.
+#[derive(Debug, Clone, Default)]
+pub struct SecurityConfig {
+    /// Host header values accepted beside loopback names and the listen address.
+    pub allowed_hosts: Vec<String>,
+    /// Browser origins accepted beside our own. Empty = same origin only.
+    pub allowed_origins: Vec<String>,
+    /// Lifts the allow-list of extra engine arguments. Default false.
+    pub open_engine_arguments: bool,
+}
+
+/// How engines are kept alive.
+#[derive(Debug, Clone)]
+pub struct SupervisorConfig {
+    /// Engines of a control plane that does not return end themselves after this. Zero = never. Default 120 s.
+    pub lease: Duration,
+    /// A load without any progress (log line, memory growth, CPU time, health change) this long has failed. Default 300 s.
+    pub load_stall: Duration,
+    /// First pause before a restart; doubles each time. Default 1 s.
+    pub restart_backoff: Duration,
+    /// Longest pause before a restart. Default 60 s.
+    pub restart_backoff_max: Duration,
+    /// After this many deaths without `stable_after` of service between, the row cools down as `failed`. Default 5.
+    pub restart_limit: u32,
+    /// How long a failed row rests; demand does not shorten it. Default 300 s.
+    pub cool_down: Duration,
+    /// Service time after which earlier deaths are forgotten. Default 60 s.
+    pub stable_after: Duration,
+    /// How long running requests may finish at a stop or an edit. Default 30 s.
+    pub drain: Duration,
+    /// From the first stop signal to the kill. Default 5 s.
+    pub kill_after: Duration,
+    /// Time between health probes of a ready engine. Default 2 s.
+    pub probe_every: Duration,
+    /// An engine that answers no probe this long is hung. Default 20 s.
+    pub hang_after: Duration,
+    /// Size at which an engine log is rotated. Default 8 MiB.
+    pub log_rotate_bytes: u64,
+    /// Rotated logs kept. Default 3.
+    pub log_keep: u32,
+}
+
+impl Default for SupervisorConfig {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(120),
+            load_stall: Duration::from_secs(300),
+            restart_backoff: Duration::from_secs(1),
+            restart_backoff_max: Duration::from_secs(60),
+            restart_limit: 5,
+            cool_down: Duration::from_secs(300),
+            stable_after: Duration::from_secs(60),
+            drain: Duration::from_secs(30),
+            kill_after: Duration::from_secs(5),
+            probe_every: Duration::from_secs(2),
+            hang_after: Duration::from_secs(20),
+            log_rotate_bytes: 8 << 20,
+            log_keep: 3,
+        }
+    }
+}
+
+/// Where builds and models come from.
+#[derive(Debug, Clone)]
+pub struct SourcesConfig {
+    /// Hugging Face hub. `HF_ENDPOINT`; default `https://huggingface.co`.
+    pub hf_endpoint: String,
+    /// Hub token. `HF_TOKEN`.
+    pub hf_token: Option<String>,
+    /// GitHub's API. `LIFEBOAT_GITHUB_API`; default `https://api.github.com`.
+    pub github_api: String,
+    /// Where release files are fetched from. `LIFEBOAT_GITHUB_MIRROR`; default `https://github.com`.
+    pub github_mirror: String,
+    /// An operator's own llama-server. `LIFEBOAT_LLAMA_SERVER`.
+    pub llama_server: Option<PathBuf>,
+    /// Folders with models to scan beside our own.
+    pub model_dirs: Vec<PathBuf>,
+    /// Connect timeout of lookups and downloads; a hub that cannot be reached must not hold up a start. Default 10 s.
+    pub connect: Duration,
+}
+
+impl Default for SourcesConfig {
+    fn default() -> Self {
+        Self {
+            hf_endpoint: "https://huggingface.co".into(),
+            hf_token: None,
+            github_api: "https://api.github.com".into(),
+            github_mirror: "https://github.com".into(),
+            llama_server: None,
+            model_dirs: Vec::new(),
+            connect: Duration::from_secs(10),
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What the data plane reads on every request: one immutable snapshot of all rows.
+//!
+//! The supervisor writes rows, the gateway writes demand and load. Readers take an `Arc` and never a
+//! lock. Nothing here touches the database.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use http::HeaderValue;
+use http::uri::{Authority, Scheme};
+use lifeboat_engines::spec::{DesiredState, EngineKind, Resolved};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use utoipa::ToSchema;
+
+use crate::ids::{Generation, RowId};
+use crate::progress::Progress;
+
+/// Where a row stands, as observed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RowState {
+    /// Down, and meant to be.
+    #[default]
+    Stopped,
+    /// An `on_demand` row without its engine; the first request loads it.
+    Sleeping,
+    /// Engine or model is being fetched.
+    Downloading,
+    /// The process is up, the model is loading.
+    Starting,
+    /// Serves.
+    Ready,
+    /// Takes no new requests, finishes the running ones.
+    Draining,
+    /// Cannot serve; `state_reason` says why and when it is tried again.
+    Failed,
+}
+
+impl RowState {
+    /// The name used in the API and in the database.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Sleeping => "sleeping",
+            Self::Downloading => "downloading",
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Everything observed about a row that the API shows and the status columns keep.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+pub struct RowStatus {
+    /// Where it stands.
+    pub state: RowState,
+    /// Why, in words, with the cure where there is one.
+    pub state_reason: Option<String>,
+    /// Process id of the engine itself.
+    pub pid: Option<u32>,
+    /// Base URL of the engine.
+    pub endpoint: Option<String>,
+    /// Times the engine was started again after a death, since the control plane or the row was started.
+    pub restarts: u32,
+    /// What "auto" became.
+    pub resolved: Option<Resolved>,
+    /// The build it runs.
+    pub build: Option<String>,
+    /// Progress of a download or a load.
+    pub progress: Option<Progress>,
+}
+
+/// How to reach one running engine, and how busy it is.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// `http` or `https`.
+    pub scheme: Scheme,
+    /// Host and port.
+    pub authority: Authority,
+    /// Path before `/v1`, without a trailing slash; mostly empty.
+    pub prefix: String,
+    /// `Bearer …` for that engine.
+    pub authorization: Option<HeaderValue>,
+    /// The model name the engine wants to see; `None` = any name will do.
+    pub upstream_model: Option<String>,
+    /// Requests it may serve at once.
+    pub slots: u32,
+    /// Tokens of context of one slot; 0 = not known.
+    pub context: u32,
+    /// Live count of requests on it.
+    pub load: RowLoad,
+}
+
+/// One row as the gateway and the API see it.
+#[derive(Debug, Clone)]
+pub struct RowView {
+    /// Its id.
+    pub id: RowId,
+    /// The generation this view was made from.
+    pub generation: Generation,
+    /// Public name.
+    pub model_name: String,
+    /// Further names.
+    pub aliases: Vec<String>,
+    /// Kind of engine.
+    pub engine: EngineKind,
+    /// What the operator wants.
+    pub desired_state: DesiredState,
+    /// What is observed.
+    pub status: RowStatus,
+    /// Present while an engine can be called (`ready`, and `draining` for the requests it has).
+    pub endpoint: Option<Arc<Endpoint>>,
+    /// Demand for this row; outlives any one engine process.
+    pub demand: Arc<Demand>,
+}
+
+impl RowView {
+    /// May take a new request now (if a slot is free).
+    pub fn is_ready(&self) -> bool {
+        self.status.state == RowState::Ready && self.endpoint.is_some()
+    }
+}
+
+/// All rows at one moment.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// Every row, by id.
+    pub rows: HashMap<RowId, Arc<RowView>>,
+    /// Rows by public name and by alias.
+    pub by_name: HashMap<String, Vec<Arc<RowView>>>,
+}
+
+/// The number of requests on an engine, with a gate that closes it for good.
+///
+/// Count and gate share one word, so "close only if nobody is inside" and "enter only if open" are
+/// each one atomic step: an idle unload can never race a request onto a dying engine.
+#[derive(Debug, Default)]
+pub struct RowLoad {
+    word: AtomicU64,
+    last_byte: Mutex<Option<Instant>>,
+}
+
+/// Set in [`RowLoad::word`] once the gate is shut.
+const CLOSED: u64 = 1 << 63;
+
+impl RowLoad {
+    /// Takes a slot if the gate is open and fewer than `limit` are taken. The caller owes a [`RowLoad::leave`].
+    pub fn try_enter(&self, limit: u32) -> bool {
+        self.word
+            .try_update(Ordering::AcqRel, Ordering::Acquire, |word| (word & CLOSED == 0 && word < u64::from(limit)).then(|| word + 1))
+            .is_ok()
+    }
+
+    /// Gives a slot back and notes the time of the last byte.
+    pub fn leave(&self) {
+        *self.last_byte.lock() = Some(Instant::now());
+        self.word.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Requests on the engine now.
+    pub fn in_flight(&self) -> u32 {
+        u32::try_from(self.word.load(Ordering::Acquire) & !CLOSED).unwrap_or(u32::MAX)
+    }
+
+    /// When the last request ended; `None` = none yet.
+    pub fn last_byte(&self) -> Option<Instant> {
+        *self.last_byte.lock()
+    }
+
+    /// Shuts the gate whoever is inside: a drain.
+    pub fn close(&self) {
+        self.word.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// Shuts the gate only if nobody is inside: an idle unload. True if it is shut now.
+    pub fn close_if_idle(&self) -> bool {
+        self.word.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// Requests that want a row which is not up, and when the last one came.
+#[derive(Debug, Default)]
+pub struct Demand {
+    waiting: AtomicU32,
+}
+
+impl Demand {
+    /// Counts one waiting request until the guard is dropped. Wake the reconciler afterwards.
+    pub fn wait(self: &Arc<Self>) -> DemandGuard {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        DemandGuard(Arc::clone(self))
+    }
+
+    /// Requests waiting now.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Acquire)
+    }
+}
+
+/// One waiting request; ends its demand when dropped.
+#[derive(Debug)]
+pub struct DemandGuard(Arc<Demand>);
+
+impl Drop for DemandGuard {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The one place that holds the current snapshot.
+#[derive(Debug)]
+pub struct Registry {
+    current: ArcSwap<Snapshot>,
+    writer: Mutex<()>,
+    changed: watch::Sender<u64>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { current: ArcSwap::from_pointee(Snapshot::default()), writer: Mutex::new(()), changed: watch::Sender::new(0) }
+    }
+}
+
+impl Registry {
+    /// All rows as of now.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.current.load_full()
+    }
+
+    /// Ticks on every change of the snapshot.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// The row's demand counter, or a new one for a row not seen before.
+    pub fn demand(&self, id: RowId) -> Arc<Demand> {
+        self.snapshot().rows.get(&id).map(|row| Arc::clone(&row.demand)).unwrap_or_default()
+    }
+
+    /// Sets one row. Only the row's supervisor task calls this.
+    pub fn publish(&self, view: RowView) {
+        self.change(|rows| {
+            rows.insert(view.id, Arc::new(view));
+        });
+    }
+
+    /// Forgets one row.
+    pub fn remove(&self, id: RowId) {
+        self.change(|rows| {
+            rows.remove(&id);
+        });
+    }
+
+    fn change(&self, edit: impl FnOnce(&mut HashMap<RowId, Arc<RowView>>)) {
+        let writing = self.writer.lock();
+        let mut rows = self.current.load().rows.clone();
+        edit(&mut rows);
+        let mut by_name: HashMap<String, Vec<Arc<RowView>>> = HashMap::new();
+        for row in rows.values() {
+            for name in std::iter::once(&row.model_name).chain(&row.aliases) {
+                let pool = by_name.entry(name.clone()).or_default();
+                if !pool.iter().any(|other| other.id == row.id) {
+                    pool.push(Arc::clone(row));
+                }
+            }
+        }
+        for pool in by_name.values_mut() {
+            pool.sort_by_key(|row| row.id);
+        }
+        self.current.store(Arc::new(Snapshot { rows, by_name }));
+        drop(writing);
+        self.changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_than_the_limit_may_enter() {
+        let load = RowLoad::default();
+        assert!(load.try_enter(2) && load.try_enter(2));
+        assert!(!load.try_enter(2));
+        load.leave();
+        assert!(load.try_enter(2));
+    }
+
+    #[test]
+    fn an_idle_close_fails_while_somebody_is_inside_and_shuts_out_later_ones() {
+        let load = RowLoad::default();
+        assert!(load.try_enter(1));
+        assert!(!load.close_if_idle());
+        load.leave();
+        assert!(load.close_if_idle());
+        assert!(!load.try_enter(1));
+        assert_eq!(load.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_drain_keeps_counting_those_inside() {
+        let load = RowLoad::default();
+        assert!(load.try_enter(4));
+        load.close();
+        assert!(!load.try_enter(4));
+        assert_eq!(load.in_flight(), 1);
+        load.leave();
+        assert_eq!(load.in_flight(), 0);
+    }
+}

@@ -1,0 +1,1 @@
+//! API keys: only their hash is kept.
