@@ -1,0 +1,1 @@
+//! REST for the console and the CLI.

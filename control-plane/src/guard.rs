@@ -1,0 +1,1 @@
+//! The engine guard process (`lifeboat engine-guard`).

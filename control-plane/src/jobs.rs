@@ -1,0 +1,1 @@
+//! Long work started through the API: pulls and installs, one per target.

@@ -1,0 +1,1 @@
+//! Signals, soft and hard stop.

@@ -1,0 +1,1 @@
+//! Desired + observed -> actions. Idempotent, run on wake and on a timer.

@@ -1,0 +1,1 @@
+//! Usage events from the gateway, bounded, written in batches.

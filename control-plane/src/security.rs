@@ -1,0 +1,1 @@
+//! Host and Origin checks, CORS.

@@ -1,0 +1,1 @@
+//! The simulated engine process (`lifeboat sim-engine`).
