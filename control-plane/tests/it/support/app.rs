@@ -1,0 +1,288 @@
+//! One `lifeboat serve` as its users run it: a child process with its own data directory and port.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::http::{SseStream, client};
+use super::process::{Served, command, eventually, free_port, processes_naming, send_signal};
+
+/// Longest wait for the control plane to listen.
+const START: Duration = Duration::from_secs(30);
+/// Longest wait for a row to get somewhere, where a test does not say.
+pub const STEP: Duration = Duration::from_secs(30);
+/// Longest wait for a clean stop: the drain, the engines' own end, and room for a busy machine.
+const STOP: Duration = Duration::from_secs(60);
+
+/// A real control plane under test. Its drop stops it and asserts that no process of it is left.
+#[derive(Debug)]
+pub struct TestApp {
+    root: TempDir,
+    port: u16,
+    environment: BTreeMap<String, String>,
+    arguments: Vec<String>,
+    served: Option<Served>,
+    /// The client of this test.
+    pub client: reqwest::Client,
+}
+
+impl TestApp {
+    /// Starts one with default settings.
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts one with further environment variables.
+    pub async fn start_with(environment: &[(&str, &str)]) -> Self {
+        let mut app = Self::prepare(environment);
+        app.serve().await;
+        app
+    }
+
+    /// A data directory and settings, with nothing running yet.
+    pub fn prepare(environment: &[(&str, &str)]) -> Self {
+        let mut merged: BTreeMap<String, String> =
+            std::env::vars().filter(|(name, _)| !name.starts_with("LIFEBOAT_") && !name.starts_with("HF_")).collect();
+        merged.insert("LIFEBOAT_LOG".into(), "info".into());
+        merged.extend(environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        Self {
+            root: TempDir::with_prefix("lifeboat-it-").unwrap(),
+            port: free_port(),
+            environment: merged,
+            arguments: vec!["serve".into()],
+            served: None,
+            client: client(),
+        }
+    }
+
+    /// Starts (again) and waits until it listens.
+    pub async fn serve(&mut self) {
+        assert!(self.served.is_none(), "it runs already");
+        let log = self.log_file();
+        let out = File::options().create(true).append(true).open(&log).unwrap();
+        let mut command = self.command(&self.arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        command.stdout(out.try_clone().unwrap()).stderr(out);
+        self.served = Some(Served::start(&mut command).unwrap());
+        let health = self.url("/health");
+        let client = self.client.clone();
+        let served = self.served.as_mut().unwrap();
+        eventually("the control plane listens", START, || {
+            let ended = served.ended();
+            let (client, health, log) = (client.clone(), health.clone(), log.clone());
+            async move {
+                if let Some(status) = ended {
+                    panic!("serve ended with {status}:\n{}", std::fs::read_to_string(log).unwrap_or_default());
+                }
+                client.get(health).send().await.ok().filter(|reply| reply.status() == StatusCode::OK).map(|_| ())
+            }
+        })
+        .await;
+    }
+
+    /// The binary under test with this app's environment, data directory and address.
+    pub fn command(&self, arguments: &[&str]) -> std::process::Command {
+        let mut command = command(env!("CARGO_BIN_EXE_lifeboat"));
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(&self.environment)
+            .env("LIFEBOAT_DATA_DIR", self.data_dir())
+            .env("LIFEBOAT_LISTEN", self.authority());
+        command
+    }
+
+    /// Where it keeps everything.
+    pub fn data_dir(&self) -> PathBuf {
+        self.root.path().join("data")
+    }
+
+    /// Scratch room beside the data directory, removed with it.
+    pub fn scratch(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// What the control plane printed.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.root.path().join("serve.log")
+    }
+
+    /// `127.0.0.1:<port>`.
+    pub fn authority(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The address of a path.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.authority())
+    }
+
+    /// The control plane's own process id.
+    pub fn pid(&self) -> u32 {
+        self.served.as_ref().expect("it does not run").pid()
+    }
+
+    /// Kills the control plane as a power cut of that one process would. Its engines stay.
+    pub fn kill(&mut self) {
+        self.served.take().expect("it does not run").kill();
+    }
+
+    /// SIGTERM, then the end. Panics if it takes too long.
+    pub fn stop(&mut self) -> ExitStatus {
+        let mut served = self.served.take().expect("it does not run");
+        send_signal(served.pid(), Signal::TERM);
+        let status = served.wait_at_most(STOP);
+        status.unwrap_or_else(|| panic!("no end within {STOP:?} after SIGTERM:\n{}", self.log()))
+    }
+
+    /// Every living process of this app (control plane included) with its command line.
+    pub fn processes(&self) -> Vec<(u32, String)> {
+        processes_naming(self.root.path())
+    }
+
+    /// Living engine processes of this app: simulated ones and Python-hosted ones.
+    pub fn engines(&self) -> Vec<u32> {
+        let is_engine = |line: &str| !line.contains("engine-guard") && (line.contains(" sim-engine ") || line.contains("--port"));
+        self.processes().into_iter().filter(|(_, line)| is_engine(line)).map(|(pid, _)| pid).collect()
+    }
+
+    /// One REST call; the body is `null` where the reply has none or is not JSON.
+    pub async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
+        let mut request = self.client.request(method, self.url(path));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let reply = request.send().await.unwrap();
+        let status = reply.status();
+        let bytes = reply.bytes().await.unwrap();
+        (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+    }
+
+    /// Creates a row and returns its id.
+    pub async fn create_row(&self, row: &Value) -> String {
+        let (status, reply) = self.call(Method::POST, "/api/servers", Some(row)).await;
+        assert_eq!(status, StatusCode::CREATED, "{reply}");
+        reply["id"].as_str().expect("a row has an id").to_owned()
+    }
+
+    /// Creates a row of the simulated engine with 2 slots of 4096 tokens.
+    pub async fn create_sim_row(&self, name: &str, flags: &[&str]) -> String {
+        self.create_row(&sim_row(name, flags)).await
+    }
+
+    /// A sim row that is ready to serve.
+    pub async fn ready_sim_row(&self, name: &str, flags: &[&str]) -> String {
+        let id = self.create_sim_row(name, flags).await;
+        self.wait_state(&id, "ready").await;
+        id
+    }
+
+    /// The row as the API shows it.
+    pub async fn row(&self, id: &str) -> Value {
+        let (status, row) = self.call(Method::GET, &format!("/api/servers/{id}"), None).await;
+        assert_eq!(status, StatusCode::OK, "{row}");
+        row
+    }
+
+    /// Changes some fields of a row.
+    pub async fn edit_row(&self, id: &str, change: &Value) -> Value {
+        let (status, row) = self.call(Method::PATCH, &format!("/api/servers/{id}"), Some(change)).await;
+        assert_eq!(status, StatusCode::OK, "{row}");
+        row
+    }
+
+    /// `start`, `stop` or `restart`.
+    pub async fn act(&self, id: &str, action: &str) {
+        let (status, reply) = self.call(Method::POST, &format!("/api/servers/{id}/{action}"), None).await;
+        assert!(status.is_success(), "{action}: {status} {reply}");
+    }
+
+    /// Waits until the row is as `condition` wants, and returns it.
+    pub async fn wait_row(&self, id: &str, what: &str, within: Duration, condition: impl Fn(&Value) -> bool) -> Value {
+        let last = std::cell::RefCell::new(Value::Null);
+        let found = tokio::time::timeout(
+            within,
+            eventually(what, within * 2, || async {
+                let row = self.row(id).await;
+                let found = condition(&row);
+                last.replace(row.clone());
+                found.then_some(row)
+            }),
+        );
+        match found.await {
+            Ok(row) => row,
+            Err(_late) => panic!("not within {within:?}: {what}; the row is {:#}\nserve:\n{}", last.into_inner(), self.log()),
+        }
+    }
+
+    /// Waits for a state.
+    pub async fn wait_state(&self, id: &str, state: &str) -> Value {
+        self.wait_row(id, &format!("the row is {state}"), STEP, |row| row["state"] == state).await
+    }
+
+    /// One chat request, not streamed. `more` is merged into the body.
+    pub async fn chat(&self, model: &str, text: &str, more: Value) -> (StatusCode, Value) {
+        self.call(Method::POST, "/v1/chat/completions", Some(&chat_body(model, text, more))).await
+    }
+
+    /// One streamed chat request whose headers have arrived.
+    pub async fn chat_stream(&self, model: &str, text: &str, more: Value) -> (StatusCode, SseStream) {
+        let mut body = chat_body(model, text, more);
+        body["stream"] = json!(true);
+        let reply = self.client.post(self.url("/v1/chat/completions")).json(&body).send().await.unwrap();
+        (reply.status(), SseStream::new(reply))
+    }
+}
+
+impl Drop for TestApp {
+    fn drop(&mut self) {
+        let mut problem = None;
+        if let Some(mut served) = self.served.take() {
+            send_signal(served.pid(), Signal::TERM);
+            match served.wait_at_most(STOP) {
+                Some(status) if status.success() => {}
+                Some(status) => problem = Some(format!("serve ended with {status}")),
+                None => problem = Some(format!("no end within {STOP:?} after SIGTERM")),
+            }
+        }
+        let left = processes_naming(self.root.path());
+        for (pid, _) in &left {
+            send_signal(*pid, Signal::KILL);
+        }
+        if !left.is_empty() {
+            problem = Some(format!("processes left behind: {left:?}"));
+        }
+        // A second panic would abort the whole test binary and hide the first.
+        if let Some(problem) = problem
+            && !std::thread::panicking()
+        {
+            panic!("{problem}\nserve:\n{}", self.log());
+        }
+    }
+}
+
+/// The row of a simulated engine with 2 slots of 4096 tokens.
+pub fn sim_row(name: &str, flags: &[&str]) -> Value {
+    json!({
+        "model_name": name, "engine": "sim", "model": "sim", "slots": 2, "context": 4096,
+        "desired_state": "running", "extra_args": flags,
+    })
+}
+
+fn chat_body(model: &str, text: &str, more: Value) -> Value {
+    let mut body = json!({"model": model, "messages": [{"role": "user", "content": text}]});
+    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    body
+}
