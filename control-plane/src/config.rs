@@ -107,6 +107,13 @@ pub struct SupervisorConfig {
     pub log_rotate_bytes: u64,
     /// Rotated logs kept. Default 3.
     pub log_keep: u32,
+    /// With requests on an engine, nothing sent and no CPU time used for this long, decoding is dead. Default 120 s.
+    pub decode_stall: Duration,
+    /// With requests on an engine and nothing sent for this long, decoding is dead whatever the CPU does. It must
+    /// exceed the longest honest prompt and the longest reply that is not streamed. Default 1800 s.
+    pub decode_silence: Duration,
+    /// The program that guards engines. `None` = this one; tests name the built binary.
+    pub guard_program: Option<PathBuf>,
 }
 
 impl Default for SupervisorConfig {
@@ -125,6 +132,9 @@ impl Default for SupervisorConfig {
             hang_after: Duration::from_secs(20),
             log_rotate_bytes: 8 << 20,
             log_keep: 3,
+            decode_stall: Duration::from_secs(120),
+            decode_silence: Duration::from_secs(1800),
+            guard_program: None,
         }
     }
 }

@@ -13,8 +13,9 @@ use http::uri::{Authority, Scheme};
 use lifeboat_engines::spec::{DesiredState, EngineKind, Resolved};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 use crate::ids::{Generation, RowId};
@@ -96,6 +97,11 @@ pub struct Endpoint {
     pub context: u32,
     /// Live count of requests on it.
     pub load: RowLoad,
+    /// Since when it serves: an idle unload counts from here until the first byte.
+    pub ready_since: Instant,
+    /// Cancelled when the engine is about to be ended and the time for running requests is over: whoever
+    /// still holds a connection to it must drop that connection, or the engine will not exit.
+    pub ended: CancellationToken,
 }
 
 /// One row as the gateway and the API see it.
@@ -145,6 +151,8 @@ pub struct Snapshot {
 pub struct RowLoad {
     word: AtomicU64,
     last_byte: Mutex<Option<Instant>>,
+    moved: AtomicU64,
+    left: Notify,
 }
 
 /// Set in [`RowLoad::word`] once the gate is shut.
@@ -161,7 +169,33 @@ impl RowLoad {
     /// Gives a slot back and notes the time of the last byte.
     pub fn leave(&self) {
         *self.last_byte.lock() = Some(Instant::now());
-        self.word.fetch_sub(1, Ordering::AcqRel);
+        self.moved();
+        if self.word.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1 {
+            self.left.notify_waiters();
+        }
+    }
+
+    /// Notes that the engine sent something. Call it for every piece of a reply (its head included): one relaxed
+    /// addition, by which the supervisor tells a slow engine from a dead one.
+    pub fn moved(&self) {
+        self.moved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Pieces the engine has sent so far; only its change means anything.
+    pub fn pieces(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Waits until nobody is inside. Shut the gate first, or the answer is stale at once.
+    pub async fn drained(&self) {
+        loop {
+            let mut left = std::pin::pin!(self.left.notified());
+            left.as_mut().enable();
+            if self.in_flight() == 0 {
+                return;
+            }
+            left.await;
+        }
     }
 
     /// Requests on the engine now.
@@ -313,5 +347,19 @@ mod tests {
         assert_eq!(load.in_flight(), 1);
         load.leave();
         assert_eq!(load.in_flight(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_drain_ends_when_the_last_one_leaves() {
+        let load = std::sync::Arc::new(RowLoad::default());
+        assert!(load.try_enter(4) && load.try_enter(4));
+        load.close();
+        let inside = std::sync::Arc::clone(&load);
+        let (drained, ()) = tokio::join!(tokio::time::timeout(std::time::Duration::from_secs(5), load.drained()), async move {
+            inside.leave();
+            tokio::task::yield_now().await;
+            inside.leave();
+        });
+        assert!(drained.is_ok());
     }
 }
