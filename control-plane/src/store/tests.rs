@@ -1,0 +1,183 @@
+use lifeboat_engines::spec::EngineSpec;
+use serde_json::json;
+
+use super::*;
+use crate::ids::{Generation, RowId};
+use crate::keys::{Scope, generate};
+use crate::registry::{RowState, RowStatus};
+
+fn spec(name: &str) -> EngineSpec {
+    serde_json::from_value(json!({"model_name": name, "engine": "sim", "model": "sim:tiny"})).unwrap()
+}
+
+async fn store() -> (tempfile::TempDir, Store) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("lifeboat.db")).await.unwrap();
+    (dir, store)
+}
+
+#[tokio::test]
+async fn a_row_comes_back_as_it_was_written_with_any_script_in_its_name() {
+    let (_dir, store) = store().await;
+    let written = store.create_server(&spec("org/модель:Q4 模型")).await.unwrap();
+    assert_eq!(written.generation, Generation(1));
+    assert_eq!(store.find_server(written.id).await.unwrap(), Some(written.clone()));
+    assert_eq!(store.list_servers().await.unwrap(), [written]);
+    assert_eq!(store.find_server(RowId::new()).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn rows_are_listed_oldest_first() {
+    let (_dir, store) = store().await;
+    for name in ["z", "a", "m"] {
+        store.create_server(&spec(name)).await.unwrap();
+    }
+    let names: Vec<_> = store.list_servers().await.unwrap().into_iter().map(|row| row.spec.model_name).collect();
+    assert_eq!(names, ["z", "a", "m"]);
+}
+
+#[tokio::test]
+async fn every_edit_raises_the_generation_and_one_that_saw_another_is_refused() {
+    let (_dir, store) = store().await;
+    let row = store.create_server(&spec("one")).await.unwrap();
+    let edited = store.update_server(row.id, Some(Generation(1)), &spec("two")).await.unwrap().unwrap();
+    assert_eq!((edited.generation, edited.spec.model_name.as_str()), (Generation(2), "two"));
+    let refused = store.update_server(row.id, Some(Generation(1)), &spec("three")).await;
+    assert!(matches!(refused, Err(StoreError::Conflict { expected: Generation(1), found: Generation(2) })), "{refused:?}");
+    assert_eq!(store.find_server(row.id).await.unwrap().unwrap().spec.model_name, "two");
+    assert_eq!(store.update_server(row.id, None, &spec("four")).await.unwrap().unwrap().generation, Generation(3));
+    assert_eq!(store.update_server(RowId::new(), Some(Generation(1)), &spec("x")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn edits_at_the_same_time_all_count() {
+    let (_dir, store) = store().await;
+    let row = store.create_server(&spec("one")).await.unwrap();
+    let edits = (0..20).map(|_| store.update_server(row.id, None, &row.spec));
+    for edit in futures_util::future::join_all(edits).await {
+        edit.unwrap();
+    }
+    assert_eq!(store.find_server(row.id).await.unwrap().unwrap().generation, Generation(21));
+}
+
+#[tokio::test]
+async fn a_status_never_touches_the_desired_half_and_goes_with_its_row() {
+    let (_dir, store) = store().await;
+    let row = store.create_server(&spec("one")).await.unwrap();
+    let status =
+        RowStatus { state: RowState::Failed, state_reason: Some("no memory".into()), pid: Some(7), restarts: 3, ..Default::default() };
+    store.record_status(row.id, row.generation, &status).await.unwrap();
+    assert_eq!(store.find_server(row.id).await.unwrap(), Some(row.clone()));
+    let ready = RowStatus { state: RowState::Ready, ..Default::default() };
+    for observed in [&status, &ready] {
+        store.record_status(row.id, row.generation, observed).await.unwrap();
+        assert_eq!(store.list_statuses().await.unwrap()[0].status, *observed);
+    }
+    assert!(store.delete_server(row.id).await.unwrap());
+    assert!(!store.delete_server(row.id).await.unwrap());
+    store.record_status(row.id, row.generation, &status).await.unwrap();
+    assert_eq!(store.list_statuses().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_kill_at_any_point_loses_nothing_that_was_committed() {
+    let (dir, store) = store().await;
+    let mut kept = Vec::new();
+    for number in 0..40 {
+        kept.push(store.create_server(&spec(&number.to_string())).await.unwrap().id);
+    }
+    // What kill -9 leaves: the database and its WAL as they are, nothing folded back, no lock held.
+    let after = tempfile::tempdir().unwrap();
+    for name in ["lifeboat.db", "lifeboat.db-wal"] {
+        std::fs::copy(dir.path().join(name), after.path().join(name)).unwrap();
+    }
+    let reopened = Store::open(&after.path().join("lifeboat.db")).await.unwrap();
+    let found: Vec<_> = reopened.list_servers().await.unwrap().into_iter().map(|row| row.id).collect();
+    assert_eq!(found, kept);
+}
+
+#[tokio::test]
+async fn a_torn_wal_gives_back_the_last_whole_transaction() {
+    let (dir, store) = store().await;
+    store.create_server(&spec("first")).await.unwrap();
+    let wal = dir.path().join("lifeboat.db-wal");
+    let whole = std::fs::metadata(&wal).unwrap().len();
+    store.create_server(&spec("second")).await.unwrap();
+    let grown = std::fs::metadata(&wal).unwrap().len();
+    assert!(grown > whole);
+    let after = tempfile::tempdir().unwrap();
+    std::fs::copy(dir.path().join("lifeboat.db"), after.path().join("lifeboat.db")).unwrap();
+    let bytes = std::fs::read(&wal).unwrap();
+    std::fs::write(after.path().join("lifeboat.db-wal"), &bytes[..usize::try_from(grown).unwrap() - 100]).unwrap();
+    let reopened = Store::open(&after.path().join("lifeboat.db")).await.unwrap();
+    let names: Vec<_> = reopened.list_servers().await.unwrap().into_iter().map(|row| row.spec.model_name).collect();
+    assert_eq!(names, ["first"]);
+}
+
+#[tokio::test]
+async fn an_older_binary_refuses_a_newer_schema_names_both_and_changes_nothing() {
+    let (dir, store) = store().await;
+    let row = store.create_server(&spec("kept")).await.unwrap();
+    sqlx::query("INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) VALUES (9, 'later', 1, x'00', 0)")
+        .execute(&store.writer)
+        .await
+        .unwrap();
+    store.close().await;
+    let path = dir.path().join("lifeboat.db");
+    let error = Store::open(&path).await.unwrap_err();
+    assert!(matches!(error, StoreError::NewerSchema { found: 9, known: 1 }), "{error:?}");
+    assert!(error.to_string().contains("schema 9") && error.to_string().contains("knows 1"));
+    let raw = SqlitePoolOptions::new().connect_with(SqliteConnectOptions::new().filename(&path)).await.unwrap();
+    let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM servers WHERE id = ?").bind(row.id.to_string()).fetch_one(&raw).await.unwrap();
+    assert_eq!(kept, 1);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_apart_and_reading_and_later_writing_go_on() {
+    let (_dir, store) = store().await;
+    let row = store.create_server(&spec("before")).await.unwrap();
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&store.writer).await.unwrap();
+    let limit = |pages: i64| sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")));
+    limit(pages).fetch_one(&store.writer).await.unwrap();
+    let mut long = spec("long");
+    long.extra_args = vec!["x".repeat(100_000)];
+    let refused = store.create_server(&long).await;
+    assert!(matches!(refused, Err(StoreError::DiskFull(_))), "{refused:?}");
+    assert_eq!(store.list_servers().await.unwrap(), [row]);
+    limit(1 << 20).fetch_one(&store.writer).await.unwrap();
+    store.create_server(&long).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_row_somebody_broke_by_hand_is_named() {
+    let (_dir, store) = store().await;
+    let row = store.create_server(&spec("one")).await.unwrap();
+    sqlx::query("UPDATE servers SET spec = json_set(spec, '$.nonsense', 1)").execute(&store.writer).await.unwrap();
+    let error = store.list_servers().await.unwrap_err();
+    assert!(error.to_string().contains(&row.id.to_string()), "{error}");
+    assert!(sqlx::query("UPDATE servers SET spec = '{'").execute(&store.writer).await.is_err(), "the schema refuses what is not JSON");
+}
+
+#[tokio::test]
+async fn keys_are_kept_by_their_hash_and_listed_after_they_are_revoked() {
+    let (dir, store) = store().await;
+    let key = generate("laptop", &[Scope::Admin, Scope::Inference]);
+    store.create_key(&key.row).await.unwrap();
+    assert_eq!(store.list_keys().await.unwrap(), [key.row.clone()]);
+    store.revoke_key(key.row.id).await.unwrap();
+    assert!(store.list_keys().await.unwrap()[0].revoked_at.is_some());
+    store.close().await;
+    let bytes = std::fs::read(dir.path().join("lifeboat.db")).unwrap();
+    assert!(!bytes.windows(key.secret.len()).any(|window| window == key.secret.as_bytes()), "the key itself is nowhere");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn only_its_owner_may_read_the_database() {
+    let (dir, store) = store().await;
+    store.create_server(&spec("one")).await.unwrap();
+    for name in ["lifeboat.db", "lifeboat.db-wal"] {
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(dir.path().join(name)).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
