@@ -47,6 +47,16 @@ pub struct GatewayConfig {
     pub total: Duration,
     /// A waiting streaming client gets a comment line this often once it has waited that long. Default 10 s.
     pub heartbeat: Duration,
+    /// Tokenise and count-tokens calls on one row at once; they need no slot. Default 8.
+    pub light_per_row: u32,
+    /// Further attempts of a request whose engine failed before the first byte. Default 2.
+    pub retries: u32,
+    /// How long such a request waits for its row to be seen dead, where no other row serves. Default 2 s.
+    pub retry_notice: Duration,
+    /// A reply that is no stream is held back up to this size, so that a torn one can be tried again. Default 16 MiB.
+    pub reply_buffer_bytes: usize,
+    /// Finished requests kept in memory for the console. Default 1000.
+    pub recent_requests: usize,
 }
 
 impl Default for GatewayConfig {
@@ -63,6 +73,11 @@ impl Default for GatewayConfig {
             between_chunks: Duration::from_secs(300),
             total: Duration::from_secs(3600),
             heartbeat: Duration::from_secs(10),
+            light_per_row: 8,
+            retries: 2,
+            retry_notice: Duration::from_secs(2),
+            reply_buffer_bytes: 16 << 20,
+            recent_requests: 1000,
         }
     }
 }

@@ -146,7 +146,9 @@ pub struct Snapshot {
 /// The number of requests on an engine, with a gate that closes it for good.
 ///
 /// Count and gate share one word, so "close only if nobody is inside" and "enter only if open" are
-/// each one atomic step: an idle unload can never race a request onto a dying engine.
+/// each one atomic step: an idle unload can never race a request onto a dying engine. Light calls
+/// (tokenise, count tokens) need no slot and are counted apart, in the same word, so that they hold
+/// off an idle unload too.
 #[derive(Debug, Default)]
 pub struct RowLoad {
     word: AtomicU64,
@@ -157,20 +159,43 @@ pub struct RowLoad {
 
 /// Set in [`RowLoad::word`] once the gate is shut.
 const CLOSED: u64 = 1 << 63;
+/// One light call in [`RowLoad::word`]; slots are counted below it.
+const LIGHT: u64 = 1 << 32;
+/// The slots taken in [`RowLoad::word`].
+const SLOTS: u64 = LIGHT - 1;
 
 impl RowLoad {
     /// Takes a slot if the gate is open and fewer than `limit` are taken. The caller owes a [`RowLoad::leave`].
     pub fn try_enter(&self, limit: u32) -> bool {
         self.word
-            .try_update(Ordering::AcqRel, Ordering::Acquire, |word| (word & CLOSED == 0 && word < u64::from(limit)).then(|| word + 1))
+            .try_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                (word & CLOSED == 0 && word & SLOTS < u64::from(limit)).then(|| word + 1)
+            })
             .is_ok()
+    }
+
+    /// Enters without a slot if the gate is open and fewer than `limit` light calls are on the engine. The caller owes a
+    /// [`RowLoad::leave_light`].
+    pub fn try_enter_light(&self, limit: u32) -> bool {
+        self.word
+            .try_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                (word & CLOSED == 0 && (word & !CLOSED) / LIGHT < u64::from(limit)).then(|| word + LIGHT)
+            })
+            .is_ok()
+    }
+
+    /// Ends one light call and notes the time of the last byte.
+    pub fn leave_light(&self) {
+        *self.last_byte.lock() = Some(Instant::now());
+        self.moved();
+        self.word.fetch_sub(LIGHT, Ordering::AcqRel);
     }
 
     /// Gives a slot back and notes the time of the last byte.
     pub fn leave(&self) {
         *self.last_byte.lock() = Some(Instant::now());
         self.moved();
-        if self.word.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1 {
+        if self.word.fetch_sub(1, Ordering::AcqRel) & (CLOSED | SLOTS) == CLOSED | 1 {
             self.left.notify_waiters();
         }
     }
@@ -186,7 +211,7 @@ impl RowLoad {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Waits until nobody is inside. Shut the gate first, or the answer is stale at once.
+    /// Waits until no slot is taken. Shut the gate first, or the answer is stale at once.
     pub async fn drained(&self) {
         loop {
             let mut left = std::pin::pin!(self.left.notified());
@@ -198,9 +223,19 @@ impl RowLoad {
         }
     }
 
-    /// Requests on the engine now.
+    /// Slots taken now.
     pub fn in_flight(&self) -> u32 {
-        u32::try_from(self.word.load(Ordering::Acquire) & !CLOSED).unwrap_or(u32::MAX)
+        u32::try_from(self.word.load(Ordering::Acquire) & SLOTS).unwrap_or(u32::MAX)
+    }
+
+    /// Light calls on the engine now.
+    pub fn light(&self) -> u32 {
+        u32::try_from((self.word.load(Ordering::Acquire) & !CLOSED) / LIGHT).unwrap_or(u32::MAX)
+    }
+
+    /// The gate is shut: nobody enters any more.
+    pub fn is_closed(&self) -> bool {
+        self.word.load(Ordering::Acquire) & CLOSED != 0
     }
 
     /// When the last request ended; `None` = none yet.
@@ -336,6 +371,20 @@ mod tests {
         assert!(load.close_if_idle());
         assert!(!load.try_enter(1));
         assert_eq!(load.in_flight(), 0);
+    }
+
+    #[test]
+    fn light_calls_take_no_slot_but_hold_off_an_idle_close() {
+        let load = RowLoad::default();
+        assert!(load.try_enter_light(1));
+        assert!(!load.try_enter_light(1));
+        assert!(load.try_enter(1));
+        assert_eq!((load.in_flight(), load.light()), (1, 1));
+        load.leave();
+        assert!(!load.close_if_idle());
+        load.leave_light();
+        assert!(load.close_if_idle());
+        assert!(!load.try_enter_light(1) && load.is_closed());
     }
 
     #[test]
