@@ -171,6 +171,14 @@ pub struct SourcesConfig {
     pub model_dirs: Vec<PathBuf>,
     /// Connect timeout of lookups and downloads; a hub that cannot be reached must not hold up a start. Default 10 s.
     pub connect: Duration,
+    /// A download or a lookup that brings no byte this long is broken off and tried again. Default 60 s.
+    pub stall: Duration,
+    /// Tries of a download in a row that bring nothing new before it fails. Default 5.
+    pub attempts: usize,
+    /// First pause between two tries; doubles each time, up to 30 s. Default 1 s.
+    pub retry_backoff: Duration,
+    /// Bytes of disk that a download must leave free. Default 512 MiB.
+    pub disk_margin_bytes: u64,
 }
 
 impl Default for SourcesConfig {
@@ -183,6 +191,10 @@ impl Default for SourcesConfig {
             llama_server: None,
             model_dirs: Vec::new(),
             connect: Duration::from_secs(10),
+            stall: Duration::from_secs(60),
+            attempts: 5,
+            retry_backoff: Duration::from_secs(1),
+            disk_margin_bytes: 512 << 20,
         }
     }
 }

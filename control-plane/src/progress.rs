@@ -43,6 +43,11 @@ impl ProgressSender {
         self.0.send_replace(Progress { step: step.into(), done: 0, total, bytes });
     }
 
+    /// Takes over the progress of work that somebody else reports.
+    pub fn replace(&self, progress: Progress) {
+        self.0.send_replace(progress);
+    }
+
     /// Sets the units done of the current step.
     pub fn set(&self, done: u64) {
         self.0.send_modify(|progress| progress.done = done);
