@@ -1,8 +1,14 @@
 //! Rebuilds when a migration or the console changes; both are embedded in the binary.
 
-#![expect(clippy::print_stdout, reason = "cargo reads a build script's standard output")]
+use std::io;
 
-fn main() {
+/// Where Vite puts the console. A clone that has not built it gets an empty folder, because cargo would
+/// rebuild the crate every time over a watched path that is not there.
+const CONSOLE: &str = "../console-ui/dist";
+
+fn main() -> io::Result<()> {
+    std::fs::create_dir_all(CONSOLE)?;
     println!("cargo:rerun-if-changed=../migrations");
-    println!("cargo:rerun-if-changed=../console-ui/dist");
+    println!("cargo:rerun-if-changed={CONSOLE}");
+    Ok(())
 }

@@ -1,17 +1,38 @@
 //! Every setting, its default and its bound. Flag over environment over file over default, merged
 //! once at start; nothing reads the environment later.
+//!
+//! The structs below are the sections of `lifeboat.toml`, field for field, so a new setting is one field
+//! with its default here (and its bound in `bounds`). An unknown key in the file is refused by name.
+//! Durations in the file are seconds (`30`, `0.5`) or text (`"5m"`).
 
-use std::net::SocketAddr;
+mod args;
+mod bounds;
+mod duration;
+mod load;
+
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use serde::Deserialize;
+
+pub use args::{BaseArgs, ConfigArgs};
+pub use load::{ConfigError, FILE_NAME, default_data_dir};
+
+/// Where the API listens unless told otherwise.
+pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 4180);
 
 /// The merged settings of one run.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where the API and `/v1` listen. Default 127.0.0.1:4180.
     pub listen: SocketAddr,
-    /// Where everything is kept.
+    /// Where everything is kept. Default: the platform's data folder (`~/.local/share/lifeboat`).
     pub data_dir: PathBuf,
+    /// What is logged, as `level` or `module=level,…`. Default `info`.
+    pub log: String,
+    /// Limits of the listener and of the REST API.
+    pub http: HttpConfig,
     /// Limits of the data plane.
     pub gateway: GatewayConfig,
     /// Who may call.
@@ -22,8 +43,72 @@ pub struct Config {
     pub sources: SourcesConfig,
 }
 
+impl Config {
+    /// All defaults over this data directory.
+    pub fn new(data_dir: PathBuf) -> Self {
+        Self {
+            listen: DEFAULT_LISTEN,
+            data_dir,
+            log: "info".into(),
+            http: HttpConfig::default(),
+            gateway: GatewayConfig::default(),
+            security: SecurityConfig::default(),
+            supervisor: SupervisorConfig::default(),
+            sources: SourcesConfig::default(),
+        }
+    }
+
+    /// The SQLite file.
+    pub fn database(&self) -> PathBuf {
+        self.data_dir.join("lifeboat.db")
+    }
+}
+
+/// Limits of the listener and of the REST API.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpConfig {
+    /// Open connections at once; further ones wait to be accepted. Default 1024.
+    pub max_connections: usize,
+    /// Headers of one request. Default 100.
+    pub max_headers: usize,
+    /// Bytes of a request's head (its line and headers). Default 64 KiB.
+    pub max_head_bytes: usize,
+    /// A request's head must have arrived within this; it also ends an idle kept-alive connection. Default 60 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub head_timeout: Duration,
+    /// Largest body of a REST call, bytes. Default 1 MiB.
+    pub max_api_body_bytes: usize,
+    /// Events kept for clients that come back with `Last-Event-ID`. Default 512.
+    pub event_ring: usize,
+    /// Jobs kept after they ended, for their result. Default 64.
+    pub ended_jobs: usize,
+    /// Jobs (pulls, installs) at work at once. Default 16.
+    pub running_jobs: usize,
+    /// How long running replies may finish after a stop signal before their connections are cut. Default 30 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub stop_grace: Duration,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            max_connections: 1024,
+            max_headers: 100,
+            max_head_bytes: 64 << 10,
+            head_timeout: Duration::from_secs(60),
+            max_api_body_bytes: 1 << 20,
+            event_ring: 512,
+            ended_jobs: 64,
+            running_jobs: 16,
+            stop_grace: Duration::from_secs(30),
+        }
+    }
+}
+
 /// Limits of the data plane.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
     /// Largest request body, bytes. Default 100 MiB, as llama-server.
     pub max_body_bytes: usize,
@@ -32,20 +117,28 @@ pub struct GatewayConfig {
     /// Waiting requests per slot of a pool. Default 64.
     pub queue_per_slot: usize,
     /// Longest wait for a slot. Default 120 s.
+    #[serde(deserialize_with = "duration::read")]
     pub queue_wait: Duration,
     /// Longest wait for a sleeping or starting model. Default 600 s.
+    #[serde(deserialize_with = "duration::read")]
     pub cold_start_wait: Duration,
     /// Upstream connect. Default 5 s.
+    #[serde(deserialize_with = "duration::read")]
     pub connect: Duration,
     /// From request sent to first byte, before what the prompt's size adds. Default 300 s.
+    #[serde(deserialize_with = "duration::read")]
     pub first_byte: Duration,
     /// Added to `first_byte` for each MiB of body. Default 120 s.
+    #[serde(deserialize_with = "duration::read")]
     pub first_byte_per_mib: Duration,
     /// Between two chunks of a reply. Default 300 s.
+    #[serde(deserialize_with = "duration::read")]
     pub between_chunks: Duration,
     /// A whole request. Default 3600 s.
+    #[serde(deserialize_with = "duration::read")]
     pub total: Duration,
     /// A waiting streaming client gets a comment line this often once it has waited that long. Default 10 s.
+    #[serde(deserialize_with = "duration::read")]
     pub heartbeat: Duration,
     /// Tokenise and count-tokens calls on one row at once; they need no slot. Default 8.
     pub light_per_row: u32,
@@ -83,7 +176,8 @@ impl Default for GatewayConfig {
 }
 
 /// Who may call.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct SecurityConfig {
     /// Host header values accepted beside loopback names and the listen address.
     pub allowed_hosts: Vec<String>,
@@ -94,38 +188,51 @@ pub struct SecurityConfig {
 }
 
 /// How engines are kept alive.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct SupervisorConfig {
     /// Engines of a control plane that does not return end themselves after this. Zero = never. Default 120 s.
+    #[serde(deserialize_with = "duration::read")]
     pub lease: Duration,
     /// A load without any progress (log line, memory growth, CPU time, health change) this long has failed. Default 300 s.
+    #[serde(deserialize_with = "duration::read")]
     pub load_stall: Duration,
     /// First pause before a restart; doubles each time. Default 1 s.
+    #[serde(deserialize_with = "duration::read")]
     pub restart_backoff: Duration,
     /// Longest pause before a restart. Default 60 s.
+    #[serde(deserialize_with = "duration::read")]
     pub restart_backoff_max: Duration,
     /// After this many deaths without `stable_after` of service between, the row cools down as `failed`. Default 5.
     pub restart_limit: u32,
     /// How long a failed row rests; demand does not shorten it. Default 300 s.
+    #[serde(deserialize_with = "duration::read")]
     pub cool_down: Duration,
     /// Service time after which earlier deaths are forgotten. Default 60 s.
+    #[serde(deserialize_with = "duration::read")]
     pub stable_after: Duration,
     /// How long running requests may finish at a stop or an edit. Default 30 s.
+    #[serde(deserialize_with = "duration::read")]
     pub drain: Duration,
     /// From the first stop signal to the kill. Default 5 s.
+    #[serde(deserialize_with = "duration::read")]
     pub kill_after: Duration,
     /// Time between health probes of a ready engine. Default 2 s.
+    #[serde(deserialize_with = "duration::read")]
     pub probe_every: Duration,
     /// An engine that answers no probe this long is hung. Default 20 s.
+    #[serde(deserialize_with = "duration::read")]
     pub hang_after: Duration,
     /// Size at which an engine log is rotated. Default 8 MiB.
     pub log_rotate_bytes: u64,
     /// Rotated logs kept. Default 3.
     pub log_keep: u32,
     /// With requests on an engine, nothing sent and no CPU time used for this long, decoding is dead. Default 120 s.
+    #[serde(deserialize_with = "duration::read")]
     pub decode_stall: Duration,
     /// With requests on an engine and nothing sent for this long, decoding is dead whatever the CPU does. It must
     /// exceed the longest honest prompt and the longest reply that is not streamed. Default 1800 s.
+    #[serde(deserialize_with = "duration::read")]
     pub decode_silence: Duration,
     /// The program that guards engines. `None` = this one; tests name the built binary.
     pub guard_program: Option<PathBuf>,
@@ -155,7 +262,8 @@ impl Default for SupervisorConfig {
 }
 
 /// Where builds and models come from.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct SourcesConfig {
     /// Hugging Face hub. `HF_ENDPOINT`; default `https://huggingface.co`.
     pub hf_endpoint: String,
@@ -170,6 +278,7 @@ pub struct SourcesConfig {
     /// Folders with models to scan beside our own.
     pub model_dirs: Vec<PathBuf>,
     /// Connect timeout of lookups and downloads; a hub that cannot be reached must not hold up a start. Default 10 s.
+    #[serde(deserialize_with = "duration::read")]
     pub connect: Duration,
     /// A download or a lookup that brings no byte this long is broken off and tried again. Default 60 s.
     pub stall: Duration,
