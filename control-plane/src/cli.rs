@@ -1,1 +1,122 @@
 //! The command line: one file per command, the only printing code.
+//!
+//! Every command but `up` and `serve` is a client of the REST API: of the server that runs on this
+//! data directory, or, where none runs, of the same routes opened in this process over the data
+//! directory ([`api_client`]). So a command means the same thing whether or not a server is up, and
+//! nothing here reads or writes a store by itself.
+//!
+//! A failure prints one line with what failed, the chain of causes, then a `hint:` line, all to the
+//! error stream; results go to the output stream and to nowhere else, so that `--json` can be piped.
+
+pub mod api_client;
+pub mod chat;
+pub mod completions;
+pub mod engine;
+pub mod failure;
+pub mod follow;
+pub mod key;
+pub mod model;
+pub mod output;
+pub mod server;
+pub mod settings;
+pub mod status;
+pub mod version;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::{Failure, Kind};
+use settings::GlobalArgs;
+
+/// What `--help` says about exit codes; `docs/OPERATIONS.md` repeats it.
+const EXIT_CODES: &str = "Exit codes:
+  0    done
+  1    failed
+  2    the command line is wrong
+  3    a running server is needed and none answers
+  4    there is no such server, model, engine build or key
+  5    conflict: somebody else changed it, holds it or uses the address
+  6    the API key is missing, wrong or lacks the scope
+  7    refused: this host, this value or this state does not allow it
+  130  interrupted";
+
+/// A local inference control plane: one binary, any machine, OpenAI- and Anthropic-compatible.
+#[derive(Debug, Parser)]
+#[command(name = "lifeboat", version, after_help = EXIT_CODES, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What every command takes.
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// All commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show whether a server runs here and how its rows are
+    Status,
+    /// Engine builds: list, candidates, install, use, rollback, remove
+    #[command(subcommand)]
+    Engine(engine::EngineCommand),
+    /// Models: list, pull, inspect, remove
+    #[command(subcommand)]
+    Model(model::ModelCommand),
+    /// Server rows: list, create, show, edit, start, stop, restart, delete, logs
+    #[command(subcommand)]
+    Server(server::ServerCommand),
+    /// API keys: create, list, revoke
+    #[command(subcommand)]
+    Key(key::KeyCommand),
+    /// Talk to a model in the terminal
+    Chat(chat::ChatArgs),
+    /// Show the version
+    Version,
+    /// Print completions for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// Parses the arguments, runs the command, prints its failure if it fails.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if error.use_stderr() { Kind::Usage.code() } else { 0 };
+            // A help text that cannot be written has nobody to tell.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let json = cli.global.json;
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error, json),
+    }
+}
+
+fn dispatch(cli: Cli) -> anyhow::Result<()> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Version => return version::run(&global),
+        Command::Completions(args) => return completions::run(&args),
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Kind::Failed, "could not start the runtime").caused_by(error))?;
+    runtime.block_on(async {
+        match command {
+            Command::Status => status::run(&global).await,
+            Command::Engine(command) => engine::run(&global, command).await,
+            Command::Model(command) => model::run(&global, command).await,
+            Command::Server(command) => server::run(&global, command).await,
+            Command::Key(command) => key::run(&global, command).await,
+            Command::Chat(args) => chat::run(&global, args).await,
+            Command::Version | Command::Completions(_) => Ok(()),
+        }
+    })
+}

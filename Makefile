@@ -1,0 +1,71 @@
+# Everything a person or a machine runs in this repository. `make help` lists it.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+CARGO ?= cargo
+NPM ?= npm
+# Given to the program by `make up`: make up ARGS="--listen 127.0.0.1:5000"
+ARGS ?=
+
+UI := console-ui
+UI_SOURCES := $(UI)/package.json $(UI)/package-lock.json $(UI)/index.html $(UI)/vite.config.ts $(UI)/tsconfig.json \
+	$(UI)/openapi.json $(wildcard $(UI)/public/*) $(shell find $(UI)/src -type f 2>/dev/null)
+UI_MODULES := $(UI)/node_modules/.package-lock.json
+UI_DIST := $(UI)/dist/index.html
+
+.PHONY: help build up test lint console console-test sqlx openapi acceptance clean need-cargo need-npm
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+build: need-cargo $(UI_DIST) ## Build target/release/lifeboat with the console inside
+	$(CARGO) build --release --locked --package lifeboat
+
+up: build ## Build, then serve a model: make up, or make up ARGS="hf:owner/repo:Q4_K_M"
+	./target/release/lifeboat up $(ARGS)
+
+test: lint console-test ## Install what the tests need and run all of them
+	$(CARGO) test --workspace --locked
+
+lint: need-cargo $(UI_DIST) ## Formatting and lints of the Rust code
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- --deny warnings
+
+console: $(UI_DIST) ## Build the console into console-ui/dist
+
+console-test: $(UI_MODULES) ## Types and tests of the console
+	cd $(UI) && $(NPM) run --silent check && $(NPM) run --silent test
+
+$(UI_MODULES): $(UI)/package.json $(UI)/package-lock.json | need-npm
+	cd $(UI) && $(NPM) ci --no-audit --no-fund
+	@touch $@
+
+$(UI_DIST): $(UI_MODULES) $(UI_SOURCES)
+	cd $(UI) && $(NPM) run --silent build
+	@touch $@
+
+openapi: need-cargo $(UI_MODULES) ## Write console-ui/openapi.json from the code, and the console's types from it
+	LIFEBOAT_WRITE_OPENAPI=1 $(CARGO) test --locked --package lifeboat --test it openapi
+	cd $(UI) && $(NPM) run --silent generate
+
+clean: ## Remove what was built
+	rm -rf $(UI)/dist $(UI)/node_modules
+	$(CARGO) clean
+
+need-cargo:
+	@command -v $(CARGO) >/dev/null 2>&1 || { \
+		echo 'error: cargo was not found' >&2; \
+		echo 'hint: install Rust 1.90 or newer (rustup, or your system'"'"'s package), then run make again' >&2; exit 1; }
+	@command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || command -v clang >/dev/null 2>&1 || { \
+		echo 'error: no C compiler was found' >&2; \
+		echo 'hint: install one (Debian, Ubuntu: build-essential; Fedora: gcc; macOS: xcode-select --install)' >&2; exit 1; }
+
+need-npm:
+	@command -v node >/dev/null 2>&1 && command -v $(NPM) >/dev/null 2>&1 || { \
+		echo 'error: Node with npm was not found; the console is built with it' >&2; \
+		echo 'hint: install Node 20 or newer with npm, then run make again' >&2; exit 1; }
+	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' || { \
+		echo "error: Node $$(node --version) is too old; the console needs 20 or newer" >&2; \
+		echo 'hint: install Node 20 or newer, then run make again' >&2; exit 1; }

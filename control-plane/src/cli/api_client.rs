@@ -1,0 +1,165 @@
+//! The CLI's one way to the control plane: calls of the REST API.
+//!
+//! Replies are kept as JSON, because `--json` prints them as they are and a newer server may answer more
+//! than this binary knows.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::Context;
+use reqwest::{Method, Response, StatusCode};
+use serde_json::Value;
+
+use super::failure::{Failure, Kind};
+
+/// Connecting to a server on this machine or this network.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A client of the running server.
+#[derive(Debug)]
+pub struct ApiClient {
+    http: reqwest::Client,
+    base: String,
+    key: Option<String>,
+}
+
+impl ApiClient {
+    /// The server at this address.
+    pub fn new(base: impl Into<String>, key: Option<String>) -> anyhow::Result<Self> {
+        // An error means that a provider is installed already, which is all that is wanted.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        // Our own server needs neither the system's certificates nor its proxy.
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT)
+            .no_proxy()
+            .tls_certs_only([])
+            .build()
+            .context("could not prepare an HTTP client")?;
+        Ok(Self { http, base: base.into(), key })
+    }
+
+    /// `http://host:port`.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The reply of a GET.
+    pub async fn get(&self, path: &str) -> Result<Value, Failure> {
+        self.call(Method::GET, path, None).await
+    }
+
+    /// The reply of a POST.
+    pub async fn post(&self, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        self.call(Method::POST, path, body).await
+    }
+
+    /// The reply of a PATCH.
+    pub async fn patch(&self, path: &str, body: &Value) -> Result<Value, Failure> {
+        self.call(Method::PATCH, path, Some(body)).await
+    }
+
+    /// The reply of a DELETE.
+    pub async fn delete(&self, path: &str) -> Result<Value, Failure> {
+        self.call(Method::DELETE, path, None).await
+    }
+
+    /// One call whose reply is JSON (null where it has no body).
+    async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        let response = self.open(method, path, body).await?;
+        let bytes = response.bytes().await.map_err(|error| self.broken(error))?;
+        if bytes.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&bytes)
+            .map_err(|error| Failure::new(Kind::Failed, format!("{}{path} did not answer with JSON", self.base)).caused_by(error))
+    }
+
+    /// One call whose reply is read piece by piece. Refusals of the server are failures here already.
+    pub async fn open(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response, Failure> {
+        let mut request = self.http.request(method, format!("{}{path}", self.base));
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let response = request.send().await.map_err(|error| self.broken(error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let bytes = response.bytes().await.map_err(|error| self.broken(error))?;
+        Err(refusal(status, &serde_json::from_slice(&bytes).unwrap_or(Value::Null)))
+    }
+
+    fn broken(&self, error: reqwest::Error) -> Failure {
+        let error = error.without_url();
+        if error.is_connect() {
+            return Failure::new(Kind::NotRunning, format!("no server answers at {}", self.base))
+                .hint("start one with `lifeboat serve` or `lifeboat up`")
+                .caused_by(error);
+        }
+        Failure::new(Kind::Failed, format!("the connection to {} broke", self.base)).caused_by(error)
+    }
+}
+
+/// A text as one segment of a path or one value of a query.
+pub fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+/// The entries of a list reply.
+pub fn items(reply: &Value) -> &[Value] {
+    reply["items"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A refusal as the server words it, with the exit code its status stands for.
+fn refusal(status: StatusCode, body: &Value) -> Failure {
+    let kind = match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Kind::Denied,
+        StatusCode::NOT_FOUND => Kind::NotFound,
+        StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => Kind::Conflict,
+        _ if status.is_client_error() => Kind::Refused,
+        _ => Kind::Failed,
+    };
+    let error = &body["error"];
+    let message = error["message"].as_str().map_or_else(|| format!("the server answered {status}"), str::to_owned);
+    let failure = Failure::new(kind, message);
+    match error["hint"].as_str() {
+        Some(hint) => failure.hint(hint),
+        None if kind == Kind::Denied => failure.hint("give a key with --api-key or LIFEBOAT_API_KEY"),
+        None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_status_becomes_the_documented_exit_code() {
+        for (status, code) in [(400, 7), (401, 6), (403, 6), (404, 4), (409, 5), (412, 5), (422, 7), (500, 1), (503, 1)] {
+            assert_eq!(refusal(StatusCode::from_u16(status).unwrap(), &Value::Null).kind().code(), code, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_source_text_survives_a_query() {
+        assert_eq!(encode("hf:a/b:Q4_K_M ä"), "hf%3Aa%2Fb%3AQ4_K_M%20%C3%A4");
+    }
+
+    #[test]
+    fn the_servers_own_words_and_hint_are_kept() {
+        let failure = refusal(StatusCode::CONFLICT, &json!({"error": {"message": "the row is at generation 3", "hint": "read it again"}}));
+        assert_eq!(failure.to_string(), "the row is at generation 3");
+    }
+}

@@ -1,0 +1,121 @@
+//! `lifeboat engine`: builds of engines.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::api_client::{ApiClient, encode, items};
+use super::settings::GlobalArgs;
+use super::{follow, output};
+
+/// Commands over engine builds.
+#[derive(Debug, Subcommand)]
+pub enum EngineCommand {
+    /// List the builds that are installed
+    List,
+    /// List the builds there are for this host, best first, and why the others are not taken
+    Candidates(KindArgs),
+    /// Install a build: fetch, verify, unpack, prove with a model, activate
+    Install(InstallArgs),
+    /// Make an installed build the active one
+    Use(BuildArgs),
+    /// Go back to the build that was active before
+    Rollback(KindArgs),
+    /// Remove a build that is not in use
+    Remove(BuildArgs),
+}
+
+/// Which kind of engine.
+#[derive(Debug, Args)]
+pub struct KindArgs {
+    /// Kind of engine
+    #[arg(long, value_name = "KIND", default_value = "llama_cpp")]
+    pub engine: String,
+}
+
+/// Which build.
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// Id of the build, as `lifeboat engine list` shows it
+    pub build: String,
+}
+
+/// Arguments of `install`.
+#[derive(Debug, Args)]
+pub struct InstallArgs {
+    /// Candidate, as `lifeboat engine candidates` names it [default: the best one that works here]
+    pub candidate: Option<String>,
+    /// Kind of engine
+    #[arg(long, value_name = "KIND", default_value = "llama_cpp")]
+    pub engine: String,
+    /// Build it here from source (needs a C++ compiler, cmake and ninja; takes long)
+    #[arg(long, conflicts_with = "candidate")]
+    pub from_source: bool,
+}
+
+/// Runs one of the commands.
+pub async fn run(global: &GlobalArgs, command: EngineCommand) -> anyhow::Result<()> {
+    let api = global.running_api().await?;
+    match command {
+        EngineCommand::List => list(&api, global.json).await,
+        EngineCommand::Candidates(args) => candidates(&api, global.json, &args).await,
+        EngineCommand::Install(args) => install(&api, global.json, args).await,
+        EngineCommand::Use(args) => {
+            let build = api.post(&format!("/api/engines/{}/activate", encode(&args.build)), None).await?;
+            done(global.json, &build, &format!("{} is active now", args.build))
+        }
+        EngineCommand::Rollback(args) => {
+            let build = api.post("/api/engines/rollback", Some(&json!({"engine": args.engine}))).await?;
+            done(global.json, &build, &format!("{} is active again", output::text(&build["id"])))
+        }
+        EngineCommand::Remove(args) => {
+            let reply = api.delete(&format!("/api/engines/{}", encode(&args.build))).await?;
+            done(global.json, &reply, &format!("{} is removed", args.build))
+        }
+    }
+}
+
+async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
+    let reply = api.get("/api/engines").await?;
+    if json {
+        return output::json(&reply);
+    }
+    let cells = |build: &Value| {
+        vec![
+            output::text(&build["id"]),
+            output::text(&build["engine"]),
+            output::text(&build["version"]),
+            output::text(&build["source"]),
+            output::text(&build["active"]),
+        ]
+    };
+    output::table(&["build", "engine", "version", "source", "active"], items(&reply).iter().map(cells))?;
+    Ok(())
+}
+
+async fn candidates(api: &ApiClient, json: bool, args: &KindArgs) -> anyhow::Result<()> {
+    let reply = api.get(&format!("/api/engines/candidates?engine={}", encode(&args.engine))).await?;
+    if json {
+        return output::json(&reply);
+    }
+    let cells = |candidate: &Value| {
+        let verdict = if candidate["usable"] == true { "fits" } else { "not taken" };
+        vec![output::text(&candidate["id"]), output::text(&candidate["source"]), verdict.to_owned(), output::text(&candidate["reason"])]
+    };
+    output::table(&["candidate", "source", "verdict", "reason"], items(&reply).iter().map(cells))?;
+    Ok(())
+}
+
+async fn install(api: &ApiClient, json: bool, args: InstallArgs) -> anyhow::Result<()> {
+    let body = json!({"engine": args.engine, "candidate": args.candidate, "from_source": args.from_source});
+    let job = api.post("/api/engines", Some(&body)).await?;
+    let result = follow::job(api, job).await?;
+    done(json, &result, &format!("{} is installed and active", output::text(&result["id"])))
+}
+
+fn done(json: bool, value: &Value, text: &str) -> anyhow::Result<()> {
+    if json {
+        return output::json(value);
+    }
+    output::line(text)?;
+    Ok(())
+}
