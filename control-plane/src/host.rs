@@ -2,5 +2,7 @@
 
 pub mod clock;
 pub mod facts;
+pub mod files;
 pub mod http;
+pub mod process;
 pub mod spawn;

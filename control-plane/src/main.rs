@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    lifeboat::cli::run(std::env::args_os())
+    // Before anything else: a guard must stay small and must not have a runtime.
+    lifeboat::guard::dispatch().unwrap_or_else(|| lifeboat::cli::run(std::env::args_os()))
 }
