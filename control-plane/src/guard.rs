@@ -99,9 +99,9 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// What the guard of a run folder wrote last. Nothing known if the guard itself was killed.
-    pub fn read(run_dir: &Path) -> Self {
-        std::fs::read(run_dir.join(EXIT_FILE)).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    /// What the guard of a run folder wrote last; `None` if the guard itself was killed.
+    pub fn read(run_dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(run_dir.join(EXIT_FILE)).ok()?).ok()
     }
 
     fn write(self, run_dir: &Path) -> io::Result<()> {

@@ -35,8 +35,9 @@ pub struct Running {
 
 /// Starts the engine as instructed.
 pub fn start(instructions: Instructions) -> io::Result<Running> {
-    // Away from the terminal: neither its Ctrl-C nor its end is for engines. Fails only where it is so already.
-    let _ = rustix::process::setsid();
+    // Away from the terminal: neither its Ctrl-C nor its end is for engines. And should this guard be killed, its
+    // session is where the control plane finds what it left.
+    rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     for signal in DEAF_TO {
         // A handler, because the engine would inherit "ignored" but never inherits a handler.

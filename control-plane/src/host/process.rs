@@ -52,6 +52,8 @@ pub struct Stat {
     pub parent: u32,
     /// Process group.
     pub group: u32,
+    /// Session.
+    pub session: u32,
     /// CPU time used, clock ticks, all threads.
     pub cpu_ticks: u64,
     /// Start time, clock ticks after boot.
@@ -73,6 +75,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
         state: fields.first()?.chars().next()?,
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
+        session: fields.get(3)?.parse().ok()?,
         cpu_ticks: number(11)?.saturating_add(number(12)?),
         start: number(19)?,
         resident_pages: number(21)?,
@@ -98,6 +101,11 @@ pub fn descendants(root: u32) -> Vec<u32> {
         found.extend(processes.iter().filter(|(pid, stat)| stat.parent == parent && *pid != root).map(|(pid, _)| *pid));
     }
     found.split_off(1)
+}
+
+/// All live processes of a session. Its number is not used again while there is one.
+pub fn session_members(session: u32) -> Vec<u32> {
+    all().filter(|(_, stat)| stat.session == session && stat.state != 'Z').map(|(pid, _)| pid).collect()
 }
 
 /// What a process group has used so far. Any change means that something happened.
@@ -182,7 +190,8 @@ impl Watch {
             && descriptor.readable().await.is_ok()
         {
             // A process that is not our child has another collector.
-            let _ = rustix::process::waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(descriptor)), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+            let _ =
+                rustix::process::waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(descriptor)), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
             return;
         }
         while self.identity.lives() {
@@ -207,7 +216,7 @@ mod tests {
     fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
         let line = "4321 (llama (old) srv) S 77 4321 4321 0 -1 4194304 900 0 3 0 150 25 0 0 20 0 9 0 123456 700000000 5120 18446744073709551615 1 1";
         let stat = parse_stat(line).unwrap();
-        assert_eq!(stat, Stat { state: 'S', parent: 77, group: 4321, cpu_ticks: 175, start: 123_456, resident_pages: 5120 });
+        assert_eq!(stat, Stat { state: 'S', parent: 77, group: 4321, session: 4321, cpu_ticks: 175, start: 123_456, resident_pages: 5120 });
     }
 
     #[test]

@@ -40,3 +40,12 @@ pub fn command(program: impl AsRef<Path>) -> tokio::process::Command {
     command.stdin(std::process::Stdio::null()).process_group(0).kill_on_drop(true);
     command
 }
+
+/// A command with an empty environment that goes on living after us. It stays in our process group, because only a
+/// process that leads no group can begin a session of its own, which is the first thing a guard does.
+#[expect(clippy::disallowed_methods, reason = "this is the one door to starting processes")]
+pub fn guard(program: impl AsRef<Path>) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(program.as_ref());
+    command.env_clear();
+    command
+}

@@ -95,8 +95,8 @@ impl EngineChild {
             log_keep: spec.log_keep,
             note: spec.note,
         })?;
-        let mut command = spawn::command(program);
-        command.arg(crate::guard::COMMAND).env_clear().kill_on_drop(false);
+        let mut command = spawn::guard(program);
+        command.arg(crate::guard::COMMAND);
         // The folder this process was started in may have to be unmounted while the engine lives on.
         command.current_dir(&run_dir).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut guard = command.spawn()?;
@@ -137,8 +137,7 @@ impl EngineChild {
             return None;
         }
         let child = Self { guard: Watch::open(record.guard.clone()).ok()?, run_dir: run_dir.to_owned(), record };
-        let same_program =
-            process::command_line_digest(child.record.engine.pid).is_some_and(|digest| digest == child.record.command_line);
+        let same_program = process::command_line_digest(child.record.engine.pid).is_some_and(|digest| digest == child.record.command_line);
         if guarded && child.record.engine.lives() && same_program {
             return Some(child);
         }
@@ -169,14 +168,18 @@ impl EngineChild {
     /// Waits for its end. Cancel-safe, may be called again.
     pub async fn wait(&self) -> Exit {
         self.guard.ended().await;
-        if self.record.engine.lives() {
-            // The guard was killed: its engine must not go on unwatched.
-            self.signal(Signal::KILL);
-            while self.record.engine.lives() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+        if let Some(exit) = Exit::read(&self.run_dir) {
+            return exit;
         }
-        Exit::read(&self.run_dir)
+        // The guard was killed: what it watched over must not go on. Its session holds nothing else.
+        loop {
+            let left = process::session_members(self.record.guard.pid);
+            if left.is_empty() {
+                return Exit::default();
+            }
+            left.into_iter().for_each(|pid| process::signal(pid, Signal::KILL));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// SIGTERM, a second one after `kill_after`, then SIGKILL of the whole group; returns when nothing is left.
@@ -201,10 +204,9 @@ impl EngineChild {
         // The guard hangs or was stopped: its part of the work is done here.
         let guard = &self.record.guard;
         if guard.lives() {
-            for pid in process::descendants(guard.pid) {
+            for pid in process::descendants(guard.pid).into_iter().chain([guard.pid]) {
                 process::signal(pid, Signal::KILL);
             }
-            process::signal(guard.pid, Signal::KILL);
         }
         tokio::time::timeout(SWEEP, self.wait()).await.unwrap_or_default()
     }

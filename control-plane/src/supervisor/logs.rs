@@ -108,8 +108,7 @@ mod tests {
     #[test]
     fn the_last_lines_are_those_of_the_present_run_only() {
         let dir = tempfile::tempdir().unwrap();
-        let log =
-            format!("{MARK}{STARTED}: a, now\nold\n{MARK}engine ended: exit code 1, now\n{MARK}{STARTED}: a, now\none\ntwo\nthree\n");
+        let log = format!("{MARK}{STARTED}: a, now\nold\n{MARK}engine ended: exit code 1, now\n{MARK}{STARTED}: a, now\none\ntwo\nthree\n");
         fs::write(dir.path().join(LOG_FILE), log).unwrap();
         assert_eq!(last_lines_of_run(dir.path(), 10), ["one", "two", "three"]);
         assert_eq!(last_lines_of_run(dir.path(), 2), ["two", "three"]);
