@@ -2,8 +2,5 @@
 
 pub mod clock;
 pub mod facts;
-pub mod files;
 pub mod http;
-pub mod instance;
-pub mod process;
 pub mod spawn;

@@ -9,6 +9,6 @@
     reason = "a test that cannot go on must stop loudly; clippy sees helpers of an integration test as production code"
 )]
 
-mod supervisor;
+mod sim_engine;
 mod support;
 mod support_works;
