@@ -2,5 +2,8 @@
 
 pub mod clock;
 pub mod facts;
+pub mod files;
 pub mod http;
+pub mod instance;
+pub mod process;
 pub mod spawn;

@@ -3,5 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    lifeboat::sim_engine::dispatch().unwrap_or_else(|| lifeboat::cli::run(std::env::args_os()))
+    // Before anything else: a guard must stay small and must not have a runtime.
+    lifeboat::guard::dispatch()
+        .or_else(lifeboat::sim_engine::dispatch)
+        .unwrap_or_else(|| lifeboat::cli::run(std::env::args_os()))
 }

@@ -1,6 +1,7 @@
 //! One task owns one engine. Others hold a handle.
 
 pub mod child;
+pub mod logs;
 
 use std::sync::Arc;
 

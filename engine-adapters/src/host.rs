@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::spec::Build;
+
 /// Everything the catalog and the sizing need to know about this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostFacts {
@@ -22,6 +24,33 @@ pub struct HostFacts {
     pub devices: Vec<Device>,
     /// Tools a source of builds may need.
     pub tools: Tools,
+}
+
+impl HostFacts {
+    /// This host with only the accelerators that `build` can drive: none for a CPU build, those of the right maker
+    /// otherwise. Sizing on devices the build cannot use would promise memory that is not there.
+    pub fn usable_by(&self, build: &Build) -> Self {
+        let mut host = self.clone();
+        host.devices.retain(|device| build.devices.iter().any(|name| drives(name, device.vendor)));
+        host
+    }
+
+    /// Accelerators that are there and can be reached.
+    pub fn reachable_devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter(|device| device.unreachable.is_none())
+    }
+}
+
+/// Whether a llama.cpp device name (`CUDA0`) can stand for a device of this maker.
+fn drives(name: &str, vendor: Vendor) -> bool {
+    let backend = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).to_ascii_lowercase();
+    match vendor {
+        Vendor::Nvidia => matches!(backend.as_str(), "cuda" | "vulkan"),
+        Vendor::Amd => matches!(backend.as_str(), "rocm" | "hip" | "vulkan"),
+        Vendor::Intel => matches!(backend.as_str(), "sycl" | "vulkan" | "openvino" | "gpu"),
+        Vendor::Apple => matches!(backend.as_str(), "metal" | "mtl"),
+        Vendor::Other => matches!(backend.as_str(), "vulkan" | "opencl" | "gpuopencl"),
+    }
 }
 
 /// The C library and its version.

@@ -4,7 +4,7 @@
 //! bytes and hands them in; this crate answers with a plan, a number or a reason. That keeps every
 //! engine rule testable by a table and usable by any caller.
 //!
-//! - [`spec`] the row an operator writes, the resolved launch, the plan
+//! - [`spec`] the row an operator writes, the resolved launch, the plan; [`validate`] the rules all kinds share
 //! - [`host`] facts about the machine
 //! - [`model`] facts about a model, read from its header by [`gguf`]
 //! - [`sizing`] model + host -> threads, slots, context, memory, with the arithmetic shown
@@ -24,6 +24,7 @@ pub mod model;
 pub mod sim;
 pub mod sizing;
 pub mod spec;
+pub mod validate;
 
 use host::HostFacts;
 use model::ModelFacts;
@@ -42,7 +43,8 @@ pub trait EngineAdapter: Send + Sync {
     /// lifts the allow-list of extra engine arguments.
     fn validate(&self, spec: &EngineSpec, open_arguments: bool) -> Result<(), SpecError>;
 
-    /// Turns every "auto" of the row into a number, from the model and the live host.
+    /// Turns every "auto" of the row into a number, from the model and the live host. Hand in the host as the
+    /// build sees it: [`HostFacts::usable_by`].
     fn resolve(&self, spec: &EngineSpec, model: Option<&ModelFacts>, host: &HostFacts) -> Result<Resolved, SizingError>;
 
     /// The exact process to start.

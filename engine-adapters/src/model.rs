@@ -44,6 +44,9 @@ pub struct ModelFacts {
     pub shards: u32,
     /// Next-token-prediction layers for speculation.
     pub speculative_layers: u32,
+    /// Bytes of the vision/audio projector loaded beside it; 0 = none. Set by whoever found the file.
+    #[serde(default)]
+    pub projector_bytes: u64,
 }
 
 /// Widths of one layer's attention, in elements per token.

@@ -1,10 +1,43 @@
-//! Adapter of the engine kind `sim`.
+//! Adapter of the engine kind `sim`: the simulated engine, for timing, faults and scale without a model.
+//!
+//! It is this same binary started as `lifeboat sim-engine`; the engine store hands it in as a build. Its
+//! timing and faults are asked for by extra arguments, all of them in [`FLAGS`]; nothing else is let through.
+
+use std::collections::BTreeSet;
 
 use crate::EngineAdapter;
 use crate::host::HostFacts;
 use crate::model::ModelFacts;
 use crate::sizing::SizingError;
-use crate::spec::{Capabilities, EngineKind, EngineSpec, Health, LaunchInput, LaunchPlan, Resolved, SpecError};
+use crate::spec::{
+    CacheType, Capabilities, EngineKind, EngineSpec, Health, LaunchInput, LaunchPlan, MemoryNeed, Resolved, SpecError, Task,
+};
+use crate::validate::{check_common, refuse};
+
+/// Requests at once where the row does not say.
+const DEFAULT_SLOTS: u32 = 4;
+/// Context of a slot where the row does not say.
+const DEFAULT_CONTEXT: u32 = 4096;
+/// What the process takes: a few megabytes, rounded up.
+const MEMORY_BYTES: u64 = 16 << 20;
+
+/// The flags of the simulated engine a row may use, and whether each takes a value.
+pub const FLAGS: [(&str, bool); 14] = [
+    ("--prefill-us-per-char", true),
+    ("--decode-us-per-token", true),
+    ("--batch-slowdown", true),
+    ("--load-ms", true),
+    ("--tokens", true),
+    ("--crash-after", true),
+    ("--crash-at-start", false),
+    ("--exit-zero-after", true),
+    ("--hang-after", true),
+    ("--wrong-bytes-after", true),
+    ("--abort-stream-after", true),
+    ("--ignore-sigterm", false),
+    ("--health-only", false),
+    ("--spawn-grandchild", false),
+];
 
 /// The adapter.
 #[derive(Debug, Clone, Copy)]
@@ -14,22 +47,147 @@ impl EngineAdapter for Sim {
     fn kind(&self) -> EngineKind {
         EngineKind::Sim
     }
+
     fn capabilities(&self) -> Capabilities {
-        todo!()
+        Capabilities { managed: true, needs_build: true, needs_model: false, health_path: "/health" }
     }
-    fn validate(&self, _spec: &EngineSpec, _open_arguments: bool) -> Result<(), SpecError> {
-        todo!()
+
+    fn validate(&self, spec: &EngineSpec, _open_arguments: bool) -> Result<(), SpecError> {
+        check_common(spec)?;
+        check_flags(&spec.extra_args)
     }
-    fn resolve(&self, _spec: &EngineSpec, _model: Option<&ModelFacts>, _host: &HostFacts) -> Result<Resolved, SizingError> {
-        todo!()
+
+    fn resolve(&self, spec: &EngineSpec, _model: Option<&ModelFacts>, _host: &HostFacts) -> Result<Resolved, SizingError> {
+        let slots = spec.slots.unwrap_or(DEFAULT_SLOTS);
+        let context = spec.context.unwrap_or(DEFAULT_CONTEXT);
+        let said = |given: bool| if given { "as the row says" } else { "the simulated engine's default" };
+        Ok(Resolved {
+            task: spec.task.unwrap_or(Task::Chat),
+            context,
+            slots,
+            threads: 0,
+            gpu_layers: None,
+            cache_type_k: CacheType::F16,
+            cache_type_v: CacheType::F16,
+            host_cache_mib: 0,
+            context_checkpoints: 0,
+            memory: MemoryNeed { compute_bytes: MEMORY_BYTES, ..MemoryNeed::default() },
+            arithmetic: vec![
+                format!("slots {slots}: {}", said(spec.slots.is_some())),
+                format!("context {context} per slot: {}", said(spec.context.is_some())),
+                "memory 17 MB: the process alone, no model is loaded".into(),
+            ],
+        })
     }
-    fn launch(&self, _input: &LaunchInput<'_>) -> LaunchPlan {
-        todo!()
+
+    fn launch(&self, input: &LaunchInput<'_>) -> LaunchPlan {
+        let mut args = input.build.prefix_args.clone();
+        for (flag, value) in [
+            ("--port", input.port.to_string()),
+            ("--slots", input.resolved.slots.to_string()),
+            ("--context", input.resolved.context.to_string()),
+            ("--model", input.spec.model_name.clone()),
+        ] {
+            args.extend([flag.to_owned(), value]);
+        }
+        args.extend(input.spec.extra_args.iter().cloned());
+        let mut env = vec![
+            ("LIFEBOAT_SIM_API_KEY".to_owned(), input.api_key.to_owned()),
+            ("HOME".to_owned(), input.home.display().to_string()),
+            ("LANG".to_owned(), "C.UTF-8".to_owned()),
+        ];
+        env.extend(input.build.env.iter().cloned());
+        LaunchPlan { program: input.build.program.clone(), args, env }
     }
-    fn read_health(&self, _status: u16, _body: &[u8]) -> Health {
-        todo!()
+
+    fn read_health(&self, status: u16, _body: &[u8]) -> Health {
+        match status {
+            200 => Health::Ready,
+            503 => Health::Loading,
+            _ => Health::Broken,
+        }
     }
-    fn read_load_progress(&self, _line: &str) -> Option<f32> {
-        None
+
+    fn read_load_progress(&self, line: &str) -> Option<f32> {
+        line.contains("listening on").then_some(1.0)
+    }
+}
+
+/// Each flag known, once, with a plain non-negative number where it takes one.
+fn check_flags(arguments: &[String]) -> Result<(), SpecError> {
+    let known = || FLAGS.map(|(flag, _)| flag).join(", ");
+    let mut seen = BTreeSet::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let Some((flag, takes_value)) = FLAGS.iter().find(|(flag, _)| flag == argument) else {
+            return Err(refuse("extra_args", format!("`{argument}` is no flag of the simulated engine"), format!("it knows {}", known())));
+        };
+        if !seen.insert(flag) {
+            return Err(refuse("extra_args", format!("`{flag}` is there twice"), "name each flag once"));
+        }
+        if *takes_value {
+            let number = rest.next().and_then(|value| value.parse::<f64>().ok());
+            if !number.is_some_and(|number| (0.0..=1e9).contains(&number)) {
+                return Err(refuse("extra_args", format!("`{flag}` wants a number"), "write flag and value as two arguments"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::spec::Build;
+    use crate::validate::tests::row;
+
+    fn with_args(arguments: &[&str]) -> EngineSpec {
+        let mut spec = row("sim");
+        spec.extra_args = arguments.iter().map(ToString::to_string).collect();
+        spec
+    }
+
+    #[test]
+    fn fault_flags_pass_and_anything_else_is_refused() {
+        for good in [&["--load-ms", "500"][..], &["--ignore-sigterm", "--tokens", "8"], &["--batch-slowdown", "0.25"], &[]] {
+            assert_eq!(Sim.validate(&with_args(good), false), Ok(()), "{good:?}");
+        }
+        for bad in
+            [&["--port", "1"][..], &["--tokens"], &["--tokens", "x"], &["--tokens", "-1"], &["--health-only", "--health-only"], &["x"]]
+        {
+            assert_eq!(Sim.validate(&with_args(bad), true).unwrap_err().field, "extra_args", "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_launch_names_port_slots_context_and_model_and_hides_the_key_in_the_environment() {
+        let spec = with_args(&["--load-ms", "5"]);
+        let build = Build {
+            id: "sim-builtin".into(),
+            engine: EngineKind::Sim,
+            version: "0.1.0".into(),
+            program: "/bin/lifeboat".into(),
+            prefix_args: vec!["sim-engine".into()],
+            env: vec![],
+            flags: vec![],
+            devices: vec![],
+        };
+        let host = crate::sizing::tests::host(8, 4);
+        let resolved = Sim.resolve(&spec, None, &host).unwrap();
+        let plan = Sim.launch(&LaunchInput {
+            spec: &spec,
+            resolved: &resolved,
+            build: &build,
+            model_path: None,
+            mmproj_path: None,
+            port: 4000,
+            api_key: "secret",
+            home: Path::new("/h"),
+        });
+        let args = plan.args.join(" ");
+        assert_eq!(args, "sim-engine --port 4000 --slots 4 --context 4096 --model chat --load-ms 5");
+        assert!(plan.env.contains(&("LIFEBOAT_SIM_API_KEY".into(), "secret".into())));
     }
 }

@@ -17,6 +17,17 @@ pub enum EngineKind {
     External,
 }
 
+impl Task {
+    /// The name used in rows and messages.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Embedding => "embedding",
+            Self::Rerank => "rerank",
+        }
+    }
+}
+
 impl EngineKind {
     /// The name used in rows, paths and metrics.
     pub const fn as_str(self) -> &'static str {
@@ -82,6 +93,42 @@ pub enum CacheType {
     Q4_0,
     /// 4-bit non-linear blocks.
     Iq4Nl,
+}
+
+impl CacheType {
+    /// The engine's name for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q5_1 => "q5_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q4_0 => "q4_0",
+            Self::Iq4Nl => "iq4_nl",
+        }
+    }
+
+    /// Bytes of that many elements, rounded up (ENGINES 6.3).
+    pub const fn bytes(self, elements: u64) -> u64 {
+        let (bytes, block) = match self {
+            Self::F32 => (4, 1),
+            Self::F16 | Self::Bf16 => (2, 1),
+            Self::Q8_0 => (34, 32),
+            Self::Q5_1 => (24, 32),
+            Self::Q5_0 => (22, 32),
+            Self::Q4_1 => (20, 32),
+            Self::Q4_0 | Self::Iq4Nl => (18, 32),
+        };
+        elements.saturating_mul(bytes).div_ceil(block)
+    }
+
+    /// Whether it is a block format (quantised values need flash attention).
+    pub const fn is_quantised(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
 }
 
 /// A server row as its operator wrote it. `None` means "auto": stored as auto, resolved at each launch.
@@ -173,6 +220,9 @@ pub struct Resolved {
     pub cache_type_v: CacheType,
     /// MiB of host memory the engine may keep for evicted prompts.
     pub host_cache_mib: u32,
+    /// Points a slot can be rewound to, kept in host memory (sliding-window and recurrent models; 0 for others).
+    #[serde(default)]
+    pub context_checkpoints: u32,
     /// Bytes it needs, by part.
     pub memory: MemoryNeed,
     /// One line a decision: what was chosen and the numbers behind it.
@@ -188,7 +238,7 @@ pub struct MemoryNeed {
     pub kv_bytes: u64,
     /// Compute buffers and runtime.
     pub compute_bytes: u64,
-    /// Host cache for evicted prompts.
+    /// Host cache for evicted prompts and rewind points.
     pub host_cache_bytes: u64,
 }
 
@@ -217,6 +267,9 @@ pub struct Build {
     pub env: Vec<(String, String)>,
     /// Long flags its `--help` lists, without values. Empty = not probed: assume the current set.
     pub flags: Vec<String>,
+    /// Devices its `--list-devices` names (`CUDA0`, `Vulkan0`). Empty = it computes on the CPU alone.
+    #[serde(default)]
+    pub devices: Vec<String>,
 }
 
 /// Everything an adapter needs to write a launch plan.

@@ -10,5 +10,6 @@
 )]
 
 mod sim_engine;
+mod supervisor;
 mod support;
 mod support_works;

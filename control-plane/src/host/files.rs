@@ -1,0 +1,61 @@
+//! Small private files that replace each other whole: records and secrets of running processes.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Writes a file that only its owner can read. A reader sees the old content or the new one, never a part.
+///
+/// Not synced: what is written here is about running processes, and means nothing after a power failure.
+pub fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(content))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The first failure is the one to report; a leftover that cannot be removed changes nothing.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+/// Creates a folder, and those above it, that only their owner can enter. One that is there stays as it is.
+pub fn create_private_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Removes a file; one that is not there is no error.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_private_file_is_replaced_whole_and_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/record.json");
+        create_private_dir(path.parent().unwrap()).unwrap();
+        write_private(&path, b"a longer first text").unwrap();
+        write_private(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(dir.path().join("a")).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 1, "no temporary file stays behind");
+    }
+}
