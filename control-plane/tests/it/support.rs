@@ -6,4 +6,4 @@ mod process;
 
 pub use app::{STEP, TestApp, sim_row};
 pub use http::{SseEvent, SseStream, client, half_closing_request};
-pub use process::{Served, alive, command, eventually, free_port, send_signal};
+pub use process::{Served, alive, command, eventually, free_port, parent_of, processes_naming, send_signal};
