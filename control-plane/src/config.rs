@@ -288,6 +288,9 @@ pub struct SourcesConfig {
     pub retry_backoff: Duration,
     /// Bytes of disk that a download must leave free. Default 512 MiB.
     pub disk_margin_bytes: u64,
+    /// A helper program (pip, cmake, ninja) that shows no sign of life this long is ended. Default 600 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub tool_stall: Duration,
 }
 
 impl Default for SourcesConfig {
@@ -304,6 +307,7 @@ impl Default for SourcesConfig {
             attempts: 5,
             retry_backoff: Duration::from_secs(1),
             disk_margin_bytes: 512 << 20,
+            tool_stall: Duration::from_secs(600),
         }
     }
 }

@@ -5,5 +5,7 @@ pub mod facts;
 pub mod files;
 pub mod http;
 pub mod instance;
+pub mod pip;
 pub mod process;
 pub mod spawn;
+pub mod tool;
