@@ -22,7 +22,7 @@ const DEFAULT_CONTEXT: u32 = 4096;
 const MEMORY_BYTES: u64 = 16 << 20;
 
 /// The flags of the simulated engine a row may use, and whether each takes a value.
-pub const FLAGS: [(&str, bool); 14] = [
+pub const FLAGS: [(&str, bool); 16] = [
     ("--prefill-us-per-char", true),
     ("--decode-us-per-token", true),
     ("--batch-slowdown", true),
@@ -35,7 +35,9 @@ pub const FLAGS: [(&str, bool); 14] = [
     ("--wrong-bytes-after", true),
     ("--abort-stream-after", true),
     ("--ignore-sigterm", false),
-    ("--health-only", false),
+    ("--memory-mib", true),
+    ("--slot-prompt-similarity", true),
+    ("--stall-load", false),
     ("--spawn-grandchild", false),
 ];
 
@@ -109,7 +111,8 @@ impl EngineAdapter for Sim {
     }
 
     fn read_load_progress(&self, line: &str) -> Option<f32> {
-        line.contains("listening on").then_some(1.0)
+        let (_, rest) = line.split_once("load progress: ")?;
+        rest.trim_end().strip_suffix('%')?.parse::<f32>().ok().map(|percent| percent / 100.0)
     }
 }
 
@@ -155,7 +158,7 @@ mod tests {
             assert_eq!(Sim.validate(&with_args(good), false), Ok(()), "{good:?}");
         }
         for bad in
-            [&["--port", "1"][..], &["--tokens"], &["--tokens", "x"], &["--tokens", "-1"], &["--health-only", "--health-only"], &["x"]]
+            [&["--port", "1"][..], &["--tokens"], &["--tokens", "x"], &["--tokens", "-1"], &["--stall-load", "--stall-load"], &["x"]]
         {
             assert_eq!(Sim.validate(&with_args(bad), true).unwrap_err().field, "extra_args", "{bad:?}");
         }
@@ -189,5 +192,16 @@ mod tests {
         let args = plan.args.join(" ");
         assert_eq!(args, "sim-engine --port 4000 --slots 4 --context 4096 --model chat --load-ms 5");
         assert!(plan.env.contains(&("LIFEBOAT_SIM_API_KEY".into(), "secret".into())));
+    }
+
+    #[test]
+    fn the_log_tells_how_far_the_load_is() {
+        for (line, expected) in [
+            ("0.01.223.424 I load load progress: 85%", Some(0.85)),
+            ("0.01.223.424 I load load progress: 100%", Some(1.0)),
+            ("0.01.223.424 I srv  llama_server: model loaded", None),
+        ] {
+            assert_eq!(Sim.read_load_progress(line), expected, "{line}");
+        }
     }
 }

@@ -19,7 +19,7 @@ pub struct Settings {
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(16..))]
     pub context: u32,
     /// Model name to show.
-    #[arg(long, default_value = "sim")]
+    #[arg(long, default_value = "sim", allow_hyphen_values = true)]
     pub model: String,
     /// Microseconds to read one byte of prompt that the slot does not hold already.
     #[arg(long, default_value_t = 5)]
