@@ -8,7 +8,7 @@ use crate::support::{Served, TestApp, alive, send_signal};
 
 #[test]
 fn a_process_that_names_the_data_directory_is_found_and_a_dead_one_is_not() {
-    let app = TestApp::prepare(&[]);
+    let app = TestApp::prepare("");
     let mut command = crate::support::command("sleep");
     command.arg("600").env("MARK", app.data_dir());
     let mut served = Served::start(&mut command).unwrap();

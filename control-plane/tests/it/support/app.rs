@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use reqwest::{Method, StatusCode};
@@ -24,42 +24,76 @@ const STOP: Duration = Duration::from_secs(60);
 /// A real control plane under test. Its drop stops it and asserts that no process of it is left.
 #[derive(Debug)]
 pub struct TestApp {
-    root: TempDir,
+    root: Root,
     port: u16,
     environment: BTreeMap<String, String>,
-    arguments: Vec<String>,
     served: Option<Served>,
     /// The client of this test.
     pub client: reqwest::Client,
 }
 
-impl TestApp {
-    /// Starts one with default settings.
-    pub async fn start() -> Self {
-        Self::start_with(&[]).await
+/// An engine the app under test does not own.
+#[derive(Debug)]
+pub struct Outside {
+    process: Served,
+    port: u16,
+}
+
+impl Outside {
+    /// Its base URL.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Starts one with further environment variables.
-    pub async fn start_with(environment: &[(&str, &str)]) -> Self {
-        let mut app = Self::prepare(environment);
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+}
+
+/// Where an app lives.
+#[derive(Debug)]
+enum Root {
+    Fresh(TempDir),
+    Kept(PathBuf),
+}
+
+impl TestApp {
+    /// Starts one with default settings in a fresh directory.
+    pub async fn start() -> Self {
+        Self::start_with("").await
+    }
+
+    /// Starts one with settings (the text of `lifeboat.toml`) in a fresh directory.
+    pub async fn start_with(settings: &str) -> Self {
+        let mut app = Self::prepare(settings);
         app.serve().await;
         app
     }
 
-    /// A data directory and settings, with nothing running yet.
-    pub fn prepare(environment: &[(&str, &str)]) -> Self {
-        let mut merged: BTreeMap<String, String> =
-            std::env::vars().filter(|(name, _)| !name.starts_with("LIFEBOAT_") && !name.starts_with("HF_")).collect();
-        merged.insert("LIFEBOAT_LOG".into(), "info".into());
-        merged.extend(environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-        Self {
-            root: TempDir::with_prefix("lifeboat-it-").unwrap(),
-            port: free_port(),
-            environment: merged,
-            arguments: vec!["serve".into()],
-            served: None,
-            client: client(),
-        }
+    /// A fresh data directory with settings, with nothing running yet.
+    pub fn prepare(settings: &str) -> Self {
+        Self::prepare_in(Root::Fresh(TempDir::with_prefix("lifeboat-it-").unwrap()), settings)
+    }
+
+    /// A data directory under the build's own folder that later runs find again: for what is slow to download.
+    pub fn prepare_kept(name: &str, settings: &str) -> Self {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        Self::prepare_in(Root::Kept(root), settings)
+    }
+
+    fn prepare_in(root: Root, settings: &str) -> Self {
+        let inherited = std::env::vars().filter(|(name, _)| !name.starts_with("LIFEBOAT_") && !name.starts_with("HF_"));
+        let mut app = Self { root, port: free_port(), environment: inherited.collect(), served: None, client: client() };
+        app.set("LIFEBOAT_LOG", "info");
+        std::fs::create_dir_all(app.data_dir()).unwrap();
+        std::fs::write(app.data_dir().join("lifeboat.toml"), settings).unwrap();
+        app
+    }
+
+    /// Sets an environment variable of all that is started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.environment.insert(name.to_owned(), value.to_owned());
     }
 
     /// Starts (again) and waits until it listens.
@@ -67,7 +101,7 @@ impl TestApp {
         assert!(self.served.is_none(), "it runs already");
         let log = self.log_file();
         let out = File::options().create(true).append(true).open(&log).unwrap();
-        let mut command = self.command(&self.arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut command = self.command(&["serve"]);
         command.stdout(out.try_clone().unwrap()).stderr(out);
         self.served = Some(Served::start(&mut command).unwrap());
         let health = self.url("/health");
@@ -100,12 +134,15 @@ impl TestApp {
 
     /// Where it keeps everything.
     pub fn data_dir(&self) -> PathBuf {
-        self.root.path().join("data")
+        self.scratch().join("data")
     }
 
-    /// Scratch room beside the data directory, removed with it.
+    /// Scratch room around the data directory, kept or removed with it.
     pub fn scratch(&self) -> &Path {
-        self.root.path()
+        match &self.root {
+            Root::Fresh(folder) => folder.path(),
+            Root::Kept(folder) => folder,
+        }
     }
 
     /// What the control plane printed.
@@ -114,7 +151,7 @@ impl TestApp {
     }
 
     fn log_file(&self) -> PathBuf {
-        self.root.path().join("serve.log")
+        self.scratch().join("serve.log")
     }
 
     /// `127.0.0.1:<port>`.
@@ -139,15 +176,36 @@ impl TestApp {
 
     /// SIGTERM, then the end. Panics if it takes too long.
     pub fn stop(&mut self) -> ExitStatus {
+        self.end_with(Some(Signal::TERM))
+    }
+
+    /// The end after this signal, if any; one may have been sent before.
+    pub fn end_with(&mut self, signal: Option<Signal>) -> ExitStatus {
         let mut served = self.served.take().expect("it does not run");
-        send_signal(served.pid(), Signal::TERM);
+        if let Some(signal) = signal {
+            send_signal(served.pid(), signal);
+        }
         let status = served.wait_at_most(STOP);
-        status.unwrap_or_else(|| panic!("no end within {STOP:?} after SIGTERM:\n{}", self.log()))
+        status.unwrap_or_else(|| panic!("no end within {STOP:?}:\n{}", self.log()))
+    }
+
+    /// A simulated engine of somebody else: its drop ends it.
+    pub async fn start_sim_engine(&self, flags: &[&str]) -> Outside {
+        let port = free_port();
+        let mut command = command(env!("CARGO_BIN_EXE_lifeboat"));
+        command.args(["sim-engine", "--port", &port.to_string()]).args(flags).env_clear().stderr(Stdio::null());
+        let outside = Outside { process: Served::start(&mut command).unwrap(), port };
+        let health = format!("{}/health", outside.url());
+        eventually("the outside engine is ready", START, async || {
+            self.client.get(&health).send().await.ok().filter(|reply| reply.status() == StatusCode::OK).map(|_| ())
+        })
+        .await;
+        outside
     }
 
     /// Every living process of this app (control plane included) with its command line.
     pub fn processes(&self) -> Vec<(u32, String)> {
-        processes_naming(self.root.path())
+        processes_naming(self.scratch())
     }
 
     /// Living engine processes of this app: simulated ones and Python-hosted ones.
@@ -255,7 +313,7 @@ impl Drop for TestApp {
                 None => problem = Some(format!("no end within {STOP:?} after SIGTERM")),
             }
         }
-        let left = processes_naming(self.root.path());
+        let left = processes_naming(self.scratch());
         for (pid, _) in &left {
             send_signal(*pid, Signal::KILL);
         }
