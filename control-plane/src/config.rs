@@ -281,10 +281,12 @@ pub struct SourcesConfig {
     #[serde(deserialize_with = "duration::read")]
     pub connect: Duration,
     /// A download or a lookup that brings no byte this long is broken off and tried again. Default 60 s.
+    #[serde(deserialize_with = "duration::read")]
     pub stall: Duration,
     /// Tries of a download in a row that bring nothing new before it fails. Default 5.
     pub attempts: usize,
     /// First pause between two tries; doubles each time, up to 30 s. Default 1 s.
+    #[serde(deserialize_with = "duration::read")]
     pub retry_backoff: Duration,
     /// Bytes of disk that a download must leave free. Default 512 MiB.
     pub disk_margin_bytes: u64,

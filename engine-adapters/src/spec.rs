@@ -198,6 +198,34 @@ pub struct EngineSpec {
     pub pinned: bool,
 }
 
+impl EngineSpec {
+    /// A row with everything on auto.
+    pub fn new(model_name: impl Into<String>, engine: EngineKind) -> Self {
+        Self {
+            model_name: model_name.into(),
+            aliases: Vec::new(),
+            engine,
+            engine_build: None,
+            model: None,
+            task: None,
+            context: None,
+            slots: None,
+            threads: None,
+            gpu_layers: None,
+            devices: None,
+            cache_type_k: None,
+            cache_type_v: None,
+            extra_args: Vec::new(),
+            url: None,
+            api_key: None,
+            upstream_model: None,
+            desired_state: DesiredState::default(),
+            idle_seconds: None,
+            pinned: false,
+        }
+    }
+}
+
 /// Seconds an `on_demand` row stays loaded after its last byte, where the row does not say.
 pub const DEFAULT_IDLE_SECONDS: u32 = 300;
 

@@ -49,6 +49,8 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("supervisor.probe_every", supervisor.probe_every, MILLISECOND, HOUR),
         ("supervisor.hang_after", supervisor.hang_after, supervisor.probe_every, DAY),
         ("sources.connect", sources.connect, MILLISECOND, HOUR),
+        ("sources.stall", sources.stall, MILLISECOND, HOUR),
+        ("sources.retry_backoff", sources.retry_backoff, MILLISECOND, HOUR),
     ] {
         within(setting, value, least, most, |value| format!("{value:?}"))?;
     }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+
 use crate::host::http::HttpError;
 
 /// Why a file could not be fetched. Cloneable, because everybody who waited for it is told.
@@ -112,8 +114,24 @@ impl DownloadError {
     }
 
     /// A failed request. The client's own text would repeat the address, signature and all.
-    pub(super) fn request(url: &str, source: reqwest::Error) -> Self {
+    pub(crate) fn request(url: &str, source: reqwest::Error) -> Self {
         Self::Request { url: shown(url), source: Arc::new(source.without_url()) }
+    }
+
+    /// An answer other than the thing asked for.
+    pub(crate) fn status(url: &str, status: u16, headers: &HeaderMap) -> Self {
+        let retry_after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+        Self::Status { url: shown(url), status, retry_after }
+    }
+
+    /// Silence.
+    pub(crate) fn stalled(url: &str, limit: Duration) -> Self {
+        Self::Stalled { url: shown(url), limit }
+    }
+
+    /// An answer that makes no sense.
+    pub(crate) fn unexpected(url: &str, problem: impl Into<String>) -> Self {
+        Self::Broken { url: shown(url), problem: problem.into() }
     }
 
     /// Whether the same request may succeed later.

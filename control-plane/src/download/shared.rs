@@ -16,7 +16,13 @@ use crate::progress::ProgressSender;
 
 /// Work under way, by key.
 pub struct SharedWork<K, T: Clone> {
-    running: Mutex<HashMap<K, (WeakShared<BoxFuture<'static, T>>, ProgressSender)>>,
+    running: Mutex<HashMap<K, Running<T>>>,
+}
+
+/// A piece of work that lives as long as somebody waits for it, and its progress.
+struct Running<T: Clone> {
+    work: WeakShared<BoxFuture<'static, T>>,
+    progress: ProgressSender,
 }
 
 impl<K, T: Clone> Default for SharedWork<K, T> {
@@ -57,17 +63,17 @@ impl<K: Eq + Hash, T: Clone + Send + Sync + 'static> SharedWork<K, T> {
         F: Future<Output = T> + Send + 'static,
     {
         let mut running = self.running.lock();
-        if let Some((work, progress)) = running.get(&key)
-            && let Some(work) = work.upgrade()
+        if let Some(known) = running.get(&key)
+            && let Some(work) = known.work.upgrade()
             && work.peek().is_none()
         {
-            return (work, progress.clone());
+            return (work, known.progress.clone());
         }
-        running.retain(|_, (work, _)| work.upgrade().is_some());
+        running.retain(|_, known| known.work.upgrade().is_some());
         let progress = ProgressSender::ignored();
         let work = start(progress.clone()).boxed().shared();
         if let Some(weak) = work.downgrade() {
-            running.insert(key, (weak, progress.clone()));
+            running.insert(key, Running { work: weak, progress: progress.clone() });
         }
         (work, progress)
     }

@@ -51,7 +51,7 @@ impl Remote {
     }
 
     pub(crate) fn sha256(&self) -> String {
-        Sha256::digest(&self.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+        super::part::hex(&Sha256::digest(&self.bytes))
     }
 }
 
@@ -153,14 +153,14 @@ async fn answer(State(shelf): State<Arc<Mutex<Shelf>>>, request: Request) -> Res
     if let Some(elsewhere) = &file.redirect {
         return Response::builder().status(302).header(header::LOCATION, elsewhere).body(Body::empty()).unwrap();
     }
-    serve(file, &seen)
+    serve(&file, &seen)
 }
 
 fn plain(status: StatusCode) -> Response {
     Response::builder().status(status).body(Body::from("no")).unwrap()
 }
 
-fn serve(file: Remote, seen: &Seen) -> Response {
+fn serve(file: &Remote, seen: &Seen) -> Response {
     let total = file.bytes.len();
     let mut headers = HeaderMap::new();
     if let Some(etag) = file.etag {
@@ -183,14 +183,14 @@ fn serve(file: Remote, seen: &Seen) -> Response {
         None => (StatusCode::OK, file.bytes.clone()),
     };
     headers.insert(header::CONTENT_LENGTH, body.len().into());
-    let body = if seen.method == "HEAD" { Body::empty() } else { misbehave(body, &file) };
+    let body = if seen.method == "HEAD" { Body::empty() } else { misbehave(&body, file) };
     let mut response = Response::new(body);
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
 }
 
-fn misbehave(bytes: Bytes, file: &Remote) -> Body {
+fn misbehave(bytes: &Bytes, file: &Remote) -> Body {
     if let Some(cut) = file.cut {
         let first = bytes.slice(..cut.min(bytes.len()));
         let broken = stream::once(async { Err::<Bytes, _>(std::io::Error::other("cut")) });
@@ -205,5 +205,5 @@ fn misbehave(bytes: Bytes, file: &Remote) -> Body {
         });
         return Body::from_stream(stream::iter([Ok(first)]).chain(held));
     }
-    Body::from(bytes)
+    Body::from(bytes.clone())
 }

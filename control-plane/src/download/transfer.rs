@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE, RETRY_AFTER};
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE};
 use reqwest::{Client, Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -118,15 +118,12 @@ async fn ask(part: &Part, download: &Download, client: &Client, limits: &Limits)
     }
     let response = timeout(limits.stall, request.send())
         .await
-        .map_err(|_| DownloadError::Stalled { url: shown(url), limit: limits.stall })?
+        .map_err(|_| DownloadError::stalled(url, limits.stall))?
         .map_err(|source| DownloadError::request(url, source))?;
     match response.status() {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT => Ok(response),
         StatusCode::RANGE_NOT_SATISFIABLE if part.length() > 0 => Ok(response),
-        status => {
-            let retry_after = text(response.headers(), RETRY_AFTER).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-            Err(DownloadError::Status { url: shown(url), status: status.as_u16(), retry_after })
-        }
+        status => Err(DownloadError::status(url, status.as_u16(), response.headers())),
     }
 }
 
@@ -150,7 +147,7 @@ async fn place(part: &mut Part, download: &Download, response: &Response) -> Res
     let recorded = part.version.clone().unwrap_or_default();
     if !fits || !recorded.agrees(&version) {
         part.restart().await?;
-        return Err(DownloadError::Broken { url: shown(&download.url), problem: "the file changed since its download began".into() });
+        return Err(DownloadError::unexpected(&download.url, "the file changed since its download began"));
     }
     check_size(download, version.size)?;
     Ok(version.size.or(recorded.size))
@@ -171,7 +168,7 @@ async fn receive(
             Ok(Ok(Some(chunk))) => chunk,
             Ok(Ok(None)) => break Ok(()),
             Ok(Err(source)) => break Err(DownloadError::request(&download.url, source)),
-            Err(_) => break Err(DownloadError::Stalled { url: shown(&download.url), limit: limits.stall }),
+            Err(_) => break Err(DownloadError::stalled(&download.url, limits.stall)),
         };
         arrived += chunk.len() as u64;
         if let Some(expected) = total.or(download.expected_size).filter(|expected| arrived > *expected) {
@@ -195,7 +192,7 @@ async fn receive(
     match total.filter(|total| *total != part.length()) {
         Some(total) => {
             let problem = format!("the answer ended after {} of {total} bytes", part.length());
-            Err(DownloadError::Broken { url: shown(&download.url), problem })
+            Err(DownloadError::unexpected(&download.url, problem))
         }
         None => Ok(()),
     }
@@ -208,12 +205,11 @@ async fn verify(part: &mut Part, download: &Download, resumed: bool) -> Result<(
         return Ok(());
     }
     part.restart().await?;
-    let url = shown(&download.url);
     if resumed {
         // The first piece may be at fault; a whole fresh copy decides.
-        return Err(DownloadError::Broken { url, problem: "the resumed file has the wrong digest".into() });
+        return Err(DownloadError::unexpected(&download.url, "the resumed file has the wrong digest"));
     }
-    Err(DownloadError::Digest { url, expected: expected.clone(), found })
+    Err(DownloadError::Digest { url: shown(&download.url), expected: expected.clone(), found })
 }
 
 fn check_size(download: &Download, found: Option<u64>) -> Result<(), DownloadError> {
