@@ -8,6 +8,7 @@ pub mod config;
 pub mod console;
 pub mod download;
 pub mod engines;
+pub mod events;
 pub mod gateway;
 pub mod guard;
 pub mod host;

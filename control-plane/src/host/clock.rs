@@ -7,3 +7,8 @@ pub fn unix_millis() -> i64 {
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }
+
+/// Unix milliseconds as RFC 3339 in UTC, the form every reply of the API uses.
+pub fn rfc3339(millis: i64) -> String {
+    jiff::Timestamp::from_millisecond(millis).unwrap_or_default().to_string()
+}
