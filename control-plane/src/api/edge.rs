@@ -1,0 +1,44 @@
+//! What every call of `/api` passes: a request id, the key, and at the end the error envelope.
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::error::ApiError;
+use super::state::ApiState;
+use crate::keys::Scope;
+
+/// The header that carries the request id.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Lets in callers that may administer; gives every answer its request id.
+pub async fn admin(State(state): State<ApiState>, request: Request, next: Next) -> Response {
+    let allowed = state.keys.authorize(request.headers(), Scope::Admin);
+    finish(request, |request| async move {
+        match allowed {
+            Ok(_principal) => next.run(request).await,
+            Err(denied) => ApiError::from(denied).into_response(),
+        }
+    })
+    .await
+}
+
+/// Gives every answer its request id and writes the envelope of an error.
+async fn finish<F: Future<Output = Response>>(request: Request, answer: impl FnOnce(Request) -> F) -> Response {
+    let id = Uuid::now_v7().to_string();
+    let span = tracing::info_span!("api", request.id = id, method = %request.method(), path = request.uri().path());
+    let mut response = answer(request).instrument(span).await;
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let rendered = error.render(&id);
+        let (parts, body) = rendered.into_parts();
+        response.headers_mut().extend(parts.headers);
+        *response.body_mut() = body;
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}

@@ -1,0 +1,132 @@
+//! API keys over REST. The secret is part of exactly one reply: the one that creates it.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::error::{ApiError, ErrorEnvelope};
+use super::extract::{Body, Params};
+use super::page::{Page, PageParams};
+use super::state::ApiState;
+use crate::host::clock::rfc3339;
+use crate::keys::{Scope, generate};
+use crate::security::is_loopback;
+use crate::store::keys::KeyRow;
+
+/// Longest name, in characters.
+const NAME_LIMIT: usize = 100;
+
+/// A key, without its secret.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Key {
+    /// Its id.
+    #[schema(value_type = String)]
+    pub id: Uuid,
+    /// What it is for.
+    pub name: String,
+    /// First characters, to recognise it by.
+    pub prefix: String,
+    /// What it may do.
+    pub scopes: Vec<Scope>,
+    /// RFC 3339.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// RFC 3339.
+    #[schema(format = DateTime)]
+    pub last_used_at: Option<String>,
+    /// RFC 3339; set = the key is dead.
+    #[schema(format = DateTime)]
+    pub revoked_at: Option<String>,
+}
+
+/// A key that was just created.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CreatedKey {
+    /// The key itself. It is not shown again.
+    pub key: String,
+    /// What is kept of it.
+    #[serde(flatten)]
+    pub stored: Key,
+}
+
+/// A key to create.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    /// What it is for, 1 to 100 characters.
+    pub name: String,
+    /// What it may do; default `inference`.
+    #[serde(default = "inference_only")]
+    pub scopes: Vec<Scope>,
+}
+
+fn inference_only() -> Vec<Scope> {
+    vec![Scope::Inference]
+}
+
+/// All keys, oldest first, revoked ones included.
+#[utoipa::path(get, path = "/keys", tag = "keys", params(PageParams), responses((status = 200, body = Page<Key>)))]
+pub async fn list_keys(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<Key>>, ApiError> {
+    let page = Page::cut(state.store.list_keys().await?, &page, |row| row.id.to_string());
+    let data = page.data.into_iter().map(|row| shown(&state, row)).collect();
+    Ok(Json(Page { data, next_cursor: page.next_cursor }))
+}
+
+/// Creates a key. With the first one, every call needs a key.
+#[utoipa::path(
+    post, path = "/keys", tag = "keys", request_body = CreateKey,
+    responses((status = 201, body = CreatedKey), (status = 422, body = ErrorEnvelope))
+)]
+pub async fn create_key(State(state): State<ApiState>, Body(wanted): Body<CreateKey>) -> Result<(StatusCode, Json<CreatedKey>), ApiError> {
+    let invalid = |field: &str, message: String| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_field", message).field(field);
+    let name = wanted.name.trim();
+    if name.is_empty() || name.chars().count() > NAME_LIMIT {
+        return Err(invalid("name", format!("name: it must have 1 to {NAME_LIMIT} characters")));
+    }
+    if wanted.scopes.is_empty() {
+        return Err(invalid("scopes", "scopes: a key without a scope could do nothing".into()).hint("use \"inference\", \"admin\" or both"));
+    }
+    let created = generate(name, &wanted.scopes);
+    state.store.create_key(&created.row).await?;
+    state.keys.reload(&state.store).await?;
+    tracing::info!(key.id = %created.row.id, key.name = name, "created an API key");
+    Ok((StatusCode::CREATED, Json(CreatedKey { key: created.secret, stored: shown(&state, created.row) })))
+}
+
+/// Revokes a key at once and for good.
+#[utoipa::path(
+    delete, path = "/keys/{id}", tag = "keys", params(("id" = String, Path, description = "Id of the key")),
+    responses((status = 204), (status = 404, body = ErrorEnvelope), (status = 409, body = ErrorEnvelope))
+)]
+pub async fn revoke_key(State(state): State<ApiState>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    let missing = || ApiError::not_found("living key", &id);
+    let parsed: Uuid = id.parse().map_err(|_| missing())?;
+    let living: Vec<_> = state.store.list_keys().await?.into_iter().filter(|row| row.revoked_at.is_none()).collect();
+    let listen = state.config.listen;
+    if !is_loopback(listen.ip()) && matches!(living.as_slice(), [only] if only.id == parsed) {
+        return Err(ApiError::conflict(format!("this is the last key, and {listen} can be reached from other machines"))
+            .hint("create another key first, or listen on 127.0.0.1"));
+    }
+    if !state.store.revoke_key(parsed).await? {
+        return Err(missing());
+    }
+    state.keys.reload(&state.store).await?;
+    tracing::info!(key.id = %parsed, "revoked an API key");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn shown(state: &ApiState, row: KeyRow) -> Key {
+    let scopes = [(row.inference, Scope::Inference), (row.admin, Scope::Admin)];
+    Key {
+        id: row.id,
+        name: row.name,
+        prefix: row.prefix,
+        scopes: scopes.into_iter().filter_map(|(has, scope)| has.then_some(scope)).collect(),
+        created_at: rfc3339(row.created_at),
+        last_used_at: state.keys.last_used(row.id).or(row.last_used_at).map(rfc3339),
+        revoked_at: row.revoked_at.map(rfc3339),
+    }
+}
