@@ -42,3 +42,8 @@ async fn finish<F: Future<Output = Response>>(request: Request, answer: impl FnO
     }
     response
 }
+
+/// For routes that need no key: only the request id and the envelope.
+pub async fn open(request: Request, next: Next) -> Response {
+    finish(request, |request| next.run(request)).await
+}

@@ -63,12 +63,8 @@ pub async fn list_events(State(state): State<ApiState>, headers: HeaderMap, Para
         return stream(&state, text(header::HeaderName::from_static("last-event-id")));
     }
     let latest = state.events.latest(params.limit.unwrap_or(DEFAULT_LIMIT));
-    let shown = |event: &Arc<Event>| EventView {
-        id: state.events.id(event),
-        kind: event.kind,
-        at: rfc3339(event.at),
-        data: event.data.clone(),
-    };
+    let shown =
+        |event: &Arc<Event>| EventView { id: state.events.id(event), kind: event.kind, at: rfc3339(event.at), data: event.data.clone() };
     Json(Page { data: latest.iter().map(shown).collect(), next_cursor: None }).into_response()
 }
 

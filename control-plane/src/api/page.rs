@@ -70,7 +70,11 @@ mod tests {
             (vec![], 5, None, vec![], None),
         ] {
             let (found, found_next) = page(&all, limit, cursor);
-            assert_eq!((found, found_next.as_deref()), (data.iter().map(ToString::to_string).collect(), next), "{all:?} {limit} {cursor:?}");
+            assert_eq!(
+                (found, found_next.as_deref()),
+                (data.iter().map(ToString::to_string).collect(), next),
+                "{all:?} {limit} {cursor:?}"
+            );
         }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod actions;
 pub mod feed;
+pub mod logs;
 mod patch;
 pub mod view;
 
@@ -158,6 +159,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<Generation>, ApiError> {
     if value == "*" {
         return Ok(None);
     }
-    let wrong = || ApiError::invalid(format!("`If-Match: {value}` is not a generation")).hint("send the ETag of the row, for example \"3\"");
+    let wrong =
+        || ApiError::invalid(format!("`If-Match: {value}` is not a generation")).hint("send the ETag of the row, for example \"3\"");
     value.parse().map(|number| Some(Generation(number))).map_err(|_| wrong())
 }

@@ -5,10 +5,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use serde::Serialize;
 
 use crate::host::files;
 use crate::host::process::Identity;
@@ -70,11 +72,28 @@ impl Instance {
         lock.set_len(0)?;
         lock.rewind()?;
         writeln!(lock, "{}", std::process::id())?;
-        let identity = Identity::current().ok_or_else(|| io::Error::other("/proc does not show this process"))?;
-        let control_file = control_file(data_dir);
-        files::write_private(&control_file, &serde_json::to_vec(&identity)?)?;
-        Ok(Ok(Self { control_file, _lock: lock }))
+        let instance = Self { control_file: control_file(data_dir), _lock: lock };
+        instance.write(None)?;
+        Ok(Ok(instance))
     }
+
+    /// Notes where this control plane listens, for the programs of this machine.
+    pub fn announce(&self, listen: SocketAddr) -> io::Result<()> {
+        self.write(Some(listen))
+    }
+
+    fn write(&self, listen: Option<SocketAddr>) -> io::Result<()> {
+        let identity = Identity::current().ok_or_else(|| io::Error::other("/proc does not show this process"))?;
+        files::write_private(&self.control_file, &serde_json::to_vec(&ControlFile { identity, listen })?)
+    }
+}
+
+/// What the control file holds. Guards read the identity only.
+#[derive(Serialize)]
+struct ControlFile {
+    #[serde(flatten)]
+    identity: Identity,
+    listen: Option<SocketAddr>,
 }
 
 impl Drop for Instance {
@@ -98,6 +117,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path().join("new");
         let held = Instance::claim(&data_dir).unwrap();
+        held.announce("127.0.0.1:4180".parse().unwrap()).unwrap();
         assert_eq!(
             serde_json::from_slice::<Identity>(&std::fs::read(control_file(&data_dir)).unwrap()).unwrap(),
             Identity::current().unwrap()

@@ -2,13 +2,14 @@
 //! keys exist: a file only its owner may read, made at start and removed at stop. Whoever can read it can
 //! read the database too, so it gives nothing away.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rand::RngExt;
 use rand::distr::Alphanumeric;
 
 use super::local_token_path;
+use crate::host::files;
 
 /// Characters of a secret: 62^43 is just above 2^256.
 const LENGTH: usize = 43;
@@ -35,15 +36,7 @@ impl LocalToken {
     pub fn create(data_dir: &Path) -> io::Result<Self> {
         let path = local_token_path(data_dir);
         let secret = format!("lb_local_{}", random());
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut options = std::fs::OpenOptions::new();
-        options.create_new(true).write(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        options.open(&path)?.write_all(secret.as_bytes())?;
+        files::write_private(&path, secret.as_bytes())?;
         Ok(Self { secret, path })
     }
 

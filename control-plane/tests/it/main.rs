@@ -9,6 +9,7 @@
     reason = "a test that cannot go on must stop loudly; clippy sees helpers of an integration test as production code"
 )]
 
+mod api;
 mod sim_engine;
 mod supervisor;
 mod support;

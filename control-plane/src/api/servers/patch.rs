@@ -51,7 +51,8 @@ mod tests {
     }
 
     fn patched(patch: &Value) -> Result<EngineSpec, ApiError> {
-        let before = spec(json!({"model_name": "chat", "engine": "external", "url": "http://h", "api_key": "k", "slots": 4, "aliases": ["a"]}));
+        let before =
+            spec(json!({"model_name": "chat", "engine": "external", "url": "http://h", "api_key": "k", "slots": 4, "aliases": ["a"]}));
         apply(&before, patch.as_object().unwrap().clone())
     }
 
