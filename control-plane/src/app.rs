@@ -19,8 +19,11 @@ use crate::activator::Activator;
 use crate::api::servers::feed;
 use crate::api::state::{ApiDeps, ApiState};
 use crate::config::Config;
+use crate::download::Downloads;
 use crate::engines::Engines;
 use crate::events::Events;
+use crate::host::facts;
+use crate::host::http::Http;
 use crate::host::instance::Instance;
 use crate::jobs::Jobs;
 use crate::keys::{Keys, LocalToken};
@@ -87,7 +90,8 @@ impl RunningApp {
         let activator = Activator::default();
         let events = Arc::new(Events::new(config.http.event_ring));
         let engines = Arc::new(Engines {});
-        let models = Arc::new(Models {});
+        let downloads = Downloads::new(Http::new(config.sources.connect), &config.sources);
+        let models = Arc::new(Models::new(&config, downloads, facts::measure));
         let metrics = Arc::new(Metrics::new(Arc::clone(&registry)));
         let supervisor = (mode == Mode::Serve).then(|| {
             Arc::new(Supervisor::new(Deps {

@@ -145,6 +145,7 @@ pub struct GatewayConfig {
     /// Further attempts of a request whose engine failed before the first byte. Default 2.
     pub retries: u32,
     /// How long such a request waits for its row to be seen dead, where no other row serves. Default 2 s.
+    #[serde(deserialize_with = "duration::read")]
     pub retry_notice: Duration,
     /// A reply that is no stream is held back up to this size, so that a torn one can be tried again. Default 16 MiB.
     pub reply_buffer_bytes: usize,

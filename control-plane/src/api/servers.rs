@@ -103,9 +103,14 @@ pub async fn delete_server(State(state): State<ApiState>, ServerId(id): ServerId
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Refuses a row that no engine of its kind could run.
+/// Refuses a row that no engine of its kind could run, without touching the machine.
 fn validate(state: &ApiState, spec: &EngineSpec) -> Result<(), ApiError> {
-    Ok(adapter(spec.engine).validate(spec, state.config.security.open_engine_arguments)?)
+    let adapter = adapter(spec.engine);
+    adapter.validate(spec, state.config.security.open_engine_arguments)?;
+    if let Some(source) = spec.model.as_ref().filter(|_| adapter.capabilities().needs_model) {
+        state.models.parse(source).map_err(|error| ApiError::from(error).field("model"))?;
+    }
+    Ok(())
 }
 
 async fn find(state: &ApiState, id: RowId) -> Result<ServerRow, ApiError> {

@@ -29,6 +29,8 @@ async fn openapi_document_is_served_and_names_every_fixed_route() {
         "/api/servers/{id}/stop",
         "/api/servers/{id}/restart",
         "/api/servers/{id}/logs",
+        "/api/models",
+        "/api/models/inspect",
         "/api/keys",
         "/api/events",
         "/api/hardware/profile",
