@@ -6,6 +6,6 @@ pub mod files;
 pub mod http;
 pub mod instance;
 pub mod pip;
+pub mod ports;
 pub mod process;
 pub mod spawn;
-pub mod tool;

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
@@ -102,6 +103,15 @@ pub struct Endpoint {
     /// Cancelled when the engine is about to be ended and the time for running requests is over: whoever
     /// still holds a connection to it must drop that connection, or the engine will not exit.
     pub ended: CancellationToken,
+}
+
+impl Endpoint {
+    /// How long it has been without a request, counted from the last byte sent; `None` while it has one.
+    pub fn idle_for(&self, now: Instant) -> Option<Duration> {
+        let free = self.load.in_flight() == 0 && self.load.light() == 0;
+        let since = self.load.last_byte().map_or(self.ready_since, |last| last.max(self.ready_since));
+        free.then(|| now.saturating_duration_since(since))
+    }
 }
 
 /// One row as the gateway and the API see it.

@@ -1,0 +1,135 @@
+//! What each row's task should work towards, as a pure function of what is desired and what is observed.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use lifeboat_engines::spec::{DEFAULT_IDLE_SECONDS, DesiredState, EngineKind, EngineSpec};
+
+use crate::ids::RowId;
+use crate::registry::RowState;
+use crate::store::servers::ServerRow;
+use crate::supervisor::Want;
+
+/// What is seen of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Observed {
+    /// Where it stands.
+    pub state: RowState,
+    /// Requests that wait for it.
+    pub waiting: u32,
+    /// How long it has been ready without a request; `None` while it has one, or is not ready.
+    pub idle: Option<Duration>,
+}
+
+/// One thing to tell the supervisor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// The row's task works towards this.
+    Ensure(ServerRow, Want),
+    /// The row is gone: so are its engine and its task.
+    Forget(RowId),
+}
+
+/// All actions of one pass. Rows keep their order, oldest first; rows that are gone come last.
+pub fn plan(desired: Vec<ServerRow>, observed: &HashMap<RowId, Observed>, tasks: &[RowId]) -> Vec<Action> {
+    let rows: HashSet<RowId> = desired.iter().map(|row| row.id).collect();
+    let ensure = desired.into_iter().map(|row| {
+        let want = want(&row.spec, observed.get(&row.id).copied().unwrap_or_default());
+        Action::Ensure(row, want)
+    });
+    let forget = tasks.iter().filter(|id| !rows.contains(id)).map(|id| Action::Forget(*id));
+    ensure.chain(forget).collect()
+}
+
+/// What one row's task should work towards.
+fn want(spec: &EngineSpec, observed: Observed) -> Want {
+    match spec.desired_state {
+        DesiredState::Stopped => Want::Down,
+        DesiredState::Running => Want::Up,
+        // There is nothing to load: it is probed, and serves whenever it can.
+        DesiredState::OnDemand if spec.engine == EngineKind::External => Want::Up,
+        DesiredState::OnDemand if observed.waiting > 0 => Want::Up,
+        DesiredState::OnDemand => match observed.state {
+            // A load that somebody asked for is finished even if he has left: the next one will be glad.
+            RowState::Downloading | RowState::Starting => Want::Up,
+            RowState::Ready if !idle_is_over(spec, observed.idle) => Want::Up,
+            RowState::Ready | RowState::Draining | RowState::Sleeping | RowState::Stopped | RowState::Failed => Want::Asleep,
+        },
+    }
+}
+
+/// Whether an `on_demand` row has been without a request for its idle time.
+pub fn idle_is_over(spec: &EngineSpec, idle: Option<Duration>) -> bool {
+    let limit = Duration::from_secs(u64::from(spec.idle_seconds.unwrap_or(DEFAULT_IDLE_SECONDS)));
+    idle.is_some_and(|idle| idle >= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Generation;
+
+    fn row(engine: EngineKind, desired_state: DesiredState) -> ServerRow {
+        let spec = serde_json::json!({ "model_name": "m", "engine": engine, "desired_state": desired_state, "idle_seconds": 10 });
+        ServerRow { id: RowId::new(), generation: Generation(1), spec: serde_json::from_value(spec).unwrap(), created_at: 0, updated_at: 0 }
+    }
+
+    fn seen(state: RowState, waiting: u32, idle: Option<u64>) -> Observed {
+        Observed { state, waiting, idle: idle.map(Duration::from_secs) }
+    }
+
+    #[test]
+    fn each_row_gets_what_its_desired_state_and_its_demand_call_for() {
+        use DesiredState::{OnDemand, Running, Stopped};
+        use EngineKind::{External, Sim};
+        use RowState as S;
+        let table = [
+            (Sim, Running, seen(S::Stopped, 0, None), Want::Up),
+            (Sim, Running, seen(S::Failed, 0, None), Want::Up),
+            (Sim, Running, seen(S::Ready, 0, Some(99)), Want::Up),
+            (Sim, Stopped, seen(S::Ready, 3, None), Want::Down),
+            (Sim, Stopped, seen(S::Stopped, 1, None), Want::Down),
+            (Sim, OnDemand, seen(S::Stopped, 0, None), Want::Asleep),
+            (Sim, OnDemand, seen(S::Sleeping, 0, None), Want::Asleep),
+            (Sim, OnDemand, seen(S::Sleeping, 1, None), Want::Up),
+            (Sim, OnDemand, seen(S::Downloading, 0, None), Want::Up),
+            (Sim, OnDemand, seen(S::Starting, 0, None), Want::Up),
+            (Sim, OnDemand, seen(S::Ready, 0, None), Want::Up),
+            (Sim, OnDemand, seen(S::Ready, 0, Some(9)), Want::Up),
+            (Sim, OnDemand, seen(S::Ready, 0, Some(10)), Want::Asleep),
+            (Sim, OnDemand, seen(S::Ready, 1, Some(10)), Want::Up),
+            (Sim, OnDemand, seen(S::Draining, 0, None), Want::Asleep),
+            (Sim, OnDemand, seen(S::Draining, 1, None), Want::Up),
+            (Sim, OnDemand, seen(S::Failed, 0, None), Want::Asleep),
+            (External, OnDemand, seen(S::Ready, 0, Some(99)), Want::Up),
+            (External, Stopped, seen(S::Ready, 0, None), Want::Down),
+        ];
+        for (engine, desired_state, observed, expected) in table {
+            let row = row(engine, desired_state);
+            let actions = plan(vec![row.clone()], &HashMap::from([(row.id, observed)]), &[row.id]);
+            assert_eq!(actions, [Action::Ensure(row, expected)], "{engine} {desired_state:?} {observed:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_nobody_has_looked_at_yet_is_down() {
+        let row = row(EngineKind::Sim, DesiredState::OnDemand);
+        assert_eq!(plan(vec![row.clone()], &HashMap::new(), &[]), [Action::Ensure(row, Want::Asleep)]);
+    }
+
+    #[test]
+    fn tasks_without_a_row_are_forgotten() {
+        let (kept, gone) = (row(EngineKind::Sim, DesiredState::Running), RowId::new());
+        let actions = plan(vec![kept.clone()], &HashMap::new(), &[gone, kept.id]);
+        assert_eq!(actions, [Action::Ensure(kept, Want::Up), Action::Forget(gone)]);
+    }
+
+    #[test]
+    fn a_row_without_idle_time_has_the_default() {
+        let mut spec = row(EngineKind::Sim, DesiredState::OnDemand).spec;
+        spec.idle_seconds = None;
+        assert!(!idle_is_over(&spec, Some(Duration::from_secs(299))));
+        assert!(idle_is_over(&spec, Some(Duration::from_secs(300))));
+        assert!(!idle_is_over(&spec, None));
+    }
+}

@@ -1,0 +1,137 @@
+//! The next step of a row's task, as a pure function of what is wanted and what is there.
+
+use super::Want;
+
+/// What the task knows of its row at this moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent observations, each named at its one use")]
+pub struct Situation {
+    /// What the reconciler wants.
+    pub want: Want,
+    /// The row is a server somebody else runs.
+    pub external: bool,
+    /// The engine, if there is one.
+    pub engine: Option<EngineSituation>,
+    /// A rest after a death or a failure, if one is going on.
+    pub rest: Option<RestKind>,
+}
+
+/// What the task knows of its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent observations, each named at its one use")]
+pub struct EngineSituation {
+    /// It serves.
+    pub ready: bool,
+    /// It is what the row asks for, and nobody asked for another start.
+    pub current: bool,
+    /// Its idle time is over.
+    pub idle: bool,
+}
+
+/// A rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestKind {
+    /// Between two starts.
+    Short,
+    /// The row counts as failed meanwhile.
+    Failed,
+}
+
+/// The next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Fetch, size and start an engine.
+    Launch,
+    /// Wait for the engine to be ready.
+    Load,
+    /// Watch the engine serve.
+    Serve,
+    /// End the engine, whoever is on it, because the row is to be down.
+    Stop,
+    /// End the engine because another one is to take its place.
+    Replace,
+    /// End the engine if nobody is on it.
+    Unload,
+    /// Wait for the end of the rest.
+    Rest,
+    /// No engine, and none wanted.
+    Down,
+    /// No engine until the next request.
+    Sleep,
+    /// Probe a server somebody else runs.
+    Probe,
+}
+
+/// Decides.
+pub const fn decide(situation: Situation) -> Step {
+    let Situation { want, external, engine, rest } = situation;
+    match (engine, want) {
+        (Some(_), Want::Down) => Step::Stop,
+        (Some(engine), _) if !engine.current || external => Step::Replace,
+        (Some(EngineSituation { ready: false, .. }), _) => Step::Load,
+        (Some(EngineSituation { idle: true, .. }), Want::Asleep) => Step::Unload,
+        (Some(_), Want::Up | Want::Asleep) => Step::Serve,
+        (None, Want::Down) => Step::Down,
+        (None, Want::Up) if rest.is_some() => Step::Rest,
+        (None, Want::Asleep) if matches!(rest, Some(RestKind::Failed)) => Step::Rest,
+        (None, Want::Asleep | Want::Up) if external => Step::Probe,
+        (None, Want::Asleep) => Step::Sleep,
+        (None, Want::Up) => Step::Launch,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READY: EngineSituation = EngineSituation { ready: true, current: true, idle: false };
+
+    fn step(want: Want, engine: Option<EngineSituation>, rest: Option<RestKind>) -> Step {
+        decide(Situation { want, external: false, engine, rest })
+    }
+
+    #[test]
+    fn every_situation_has_its_step() {
+        use RestKind::{Failed, Short};
+        use Want::{Asleep, Down, Up};
+        let old = EngineSituation { current: false, ..READY };
+        let loading = EngineSituation { ready: false, ..READY };
+        let idle = EngineSituation { idle: true, ..READY };
+        let table = [
+            (Up, None, None, Step::Launch),
+            (Up, None, Some(Short), Step::Rest),
+            (Up, None, Some(Failed), Step::Rest),
+            (Up, Some(loading), None, Step::Load),
+            (Up, Some(READY), None, Step::Serve),
+            (Up, Some(idle), None, Step::Serve),
+            (Up, Some(old), None, Step::Replace),
+            (Asleep, None, None, Step::Sleep),
+            (Asleep, None, Some(Short), Step::Sleep),
+            (Asleep, None, Some(Failed), Step::Rest),
+            (Asleep, Some(READY), None, Step::Serve),
+            (Asleep, Some(idle), None, Step::Unload),
+            (Asleep, Some(loading), None, Step::Load),
+            (Asleep, Some(old), None, Step::Replace),
+            (Down, None, None, Step::Down),
+            (Down, None, Some(Failed), Step::Down),
+            (Down, Some(READY), None, Step::Stop),
+            (Down, Some(loading), None, Step::Stop),
+            (Down, Some(old), None, Step::Stop),
+        ];
+        for (want, engine, rest, expected) in table {
+            assert_eq!(step(want, engine, rest), expected, "{want:?} {engine:?} {rest:?}");
+        }
+    }
+
+    #[test]
+    fn an_external_row_is_probed_and_an_engine_it_had_before_is_ended() {
+        for (want, engine, expected) in [
+            (Want::Up, None, Step::Probe),
+            (Want::Asleep, None, Step::Probe),
+            (Want::Down, None, Step::Down),
+            (Want::Up, Some(READY), Step::Replace),
+        ] {
+            assert_eq!(decide(Situation { want, external: true, engine, rest: None }), expected, "{want:?} {engine:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Rows of a server somebody else runs: probed, shown as ready or failed, never started and never stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use lifeboat_engines::adapter;
+use lifeboat_engines::spec::{EngineSpec, Health};
+use serde::Deserialize;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Deps;
+use super::engine::bearer;
+use super::failure::{Failure, chain};
+use super::probe::{self, Target};
+use super::publisher::Publisher;
+use crate::host::facts;
+use crate::host::http::Http;
+use crate::registry::{Endpoint, RowLoad, RowState};
+
+/// Longest wait for an answer.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// The part of a model list that matters.
+#[derive(Debug, Deserialize)]
+struct ModelList {
+    data: Vec<ListedModel>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListedModel {
+    id: String,
+}
+
+/// Probes a row for ever and shows what it finds. To be dropped when the row changes.
+pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failure {
+    let spec = publisher.row().spec.clone();
+    let target = match target(&spec, http) {
+        Ok(target) => target,
+        Err(failure) => return failure,
+    };
+    let adapter = adapter(spec.engine);
+    let measured = match tokio::task::spawn_blocking(facts::measure).await {
+        Ok(measured) => measured,
+        Err(error) => return Failure::unavailable(&error),
+    };
+    let resolved = match adapter.resolve(&spec, None, &measured) {
+        Ok(resolved) => resolved,
+        Err(error) => return Failure::refused(&error),
+    };
+    let mut endpoint: Option<Arc<Endpoint>> = None;
+    loop {
+        let problem = match probe::get(&target, adapter.capabilities().health_path, WITHIN).await {
+            Ok(answer) => match adapter.read_health(answer.status, &answer.body) {
+                Health::Ready => None,
+                Health::Loading => Some("it is still loading".to_owned()),
+                Health::Broken => Some(format!("its health path answers {}", answer.status)),
+            },
+            Err(error) => Some(chain(&error)),
+        };
+        let shown = publisher.status().state;
+        if let Some(problem) = problem {
+            let url = spec.url.as_deref().unwrap_or_default();
+            let reason =
+                format!("{url} cannot serve: {problem}; probed every {}", super::failure::spoken(deps.config.supervisor.probe_every));
+            publisher
+                .show_endpoint(None, |status| {
+                    status.state = RowState::Failed;
+                    status.state_reason = Some(reason);
+                })
+                .await;
+        } else if shown != RowState::Ready {
+            // Asked again after each absence: another model may be there now.
+            let upstream_model = Some(upstream_model(&target, &spec).await);
+            let reached = endpoint.take().filter(|endpoint| endpoint.upstream_model == upstream_model).unwrap_or_else(|| {
+                Arc::new(Endpoint {
+                    scheme: target.scheme.clone(),
+                    authority: target.authority.clone(),
+                    prefix: target.prefix.clone(),
+                    authorization: target.authorization.clone(),
+                    upstream_model,
+                    slots: resolved.slots,
+                    context: resolved.context,
+                    load: RowLoad::default(),
+                    ready_since: Instant::now(),
+                    ended: CancellationToken::new(),
+                })
+            });
+            endpoint = Some(Arc::clone(&reached));
+            publisher
+                .show_endpoint(Some(reached), |status| {
+                    status.state = RowState::Ready;
+                    status.state_reason = None;
+                    status.endpoint.clone_from(&spec.url);
+                    status.resolved = Some(resolved.clone());
+                })
+                .await;
+        }
+        tokio::time::sleep(deps.config.supervisor.probe_every).await;
+    }
+}
+
+fn target(spec: &EngineSpec, http: &Http) -> Result<Target, Failure> {
+    let url = spec.url.as_deref().unwrap_or_default();
+    let unusable = || Failure::died(format!("the url {url:?} is not of the form http://host:port"));
+    let parts = url.parse::<Uri>().map_err(|_| unusable())?.into_parts();
+    let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else { return Err(unusable()) };
+    let prefix = parts.path_and_query.map_or_else(String::new, |path| path.path().trim_end_matches('/').to_owned());
+    let https = match scheme == http::uri::Scheme::HTTPS {
+        true => Some(http.client().map_err(|error| Failure::unavailable(&error))?),
+        false => None,
+    };
+    Ok(Target { scheme, authority, prefix, authorization: spec.api_key.as_deref().and_then(bearer), https })
+}
+
+/// The name that server knows its model by: as the row says, else the only one it lists, else the row's own.
+async fn upstream_model(target: &Target, spec: &EngineSpec) -> String {
+    if let Some(name) = &spec.upstream_model {
+        return name.clone();
+    }
+    let listed = probe::get(target, "/v1/models", WITHIN).await.ok().filter(|answer| answer.status == 200);
+    let models = listed.and_then(|answer| serde_json::from_slice::<ModelList>(&answer.body).ok()).map(|list| list.data).unwrap_or_default();
+    match models.as_slice() {
+        [only] => only.id.clone(),
+        _ => spec.model_name.clone(),
+    }
+}

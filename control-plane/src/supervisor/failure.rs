@@ -1,0 +1,86 @@
+//! Why a row cannot serve now, in words for people, and how soon it is worth another try.
+
+use std::error::Error;
+use std::time::Duration;
+
+use lifeboat_engines::sizing::SizingError;
+
+/// How soon another try makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// An engine was started and died or hung: again soon, a little later each time.
+    Died,
+    /// Something could not be fetched or started: as above, but the row counts as failed meanwhile.
+    Unavailable,
+    /// It cannot be on this machine as it is now: only after a long rest.
+    Refused,
+}
+
+/// Why a row cannot serve now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// How soon another try makes sense.
+    pub kind: Kind,
+    /// In words, with the cure where there is one.
+    pub reason: String,
+}
+
+impl Failure {
+    /// A death, whatever was seen of it.
+    pub fn died(reason: impl Into<String>) -> Self {
+        Self { kind: Kind::Died, reason: reason.into() }
+    }
+
+    /// Something that failed on the way to an engine.
+    pub fn unavailable(error: &(dyn Error + 'static)) -> Self {
+        Self { kind: Kind::Unavailable, reason: chain(error) }
+    }
+
+    /// A row that this machine cannot serve.
+    pub fn refused(error: &SizingError) -> Self {
+        let reason = match error {
+            SizingError::DoesNotFit { arithmetic, hint } => format!("{arithmetic}; {hint}"),
+            SizingError::NotServable(reason) => reason.clone(),
+        };
+        Self { kind: Kind::Refused, reason }
+    }
+}
+
+/// An error and all its causes on one line.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// A time as people say it: `2 s`, `5 min`.
+pub fn spoken(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_spoken_in_the_unit_that_fits() {
+        for (time, words) in [(200, "200 ms"), (1000, "1 s"), (90_000, "90 s"), (120_000, "2 min"), (0, "0 ms")] {
+            assert_eq!(spoken(Duration::from_millis(time)), words);
+        }
+    }
+
+    #[test]
+    fn a_refusal_shows_its_arithmetic_and_its_cure() {
+        let error = SizingError::DoesNotFit { arithmetic: "8 GB > 7 GB free".into(), hint: "fits with --context 4096".into() };
+        assert_eq!(Failure::refused(&error).reason, "8 GB > 7 GB free; fits with --context 4096");
+    }
+}
