@@ -9,3 +9,4 @@ pub mod pip;
 pub mod ports;
 pub mod process;
 pub mod spawn;
+pub mod tool;

@@ -178,7 +178,7 @@ impl RowLoad {
     /// Takes a slot if the gate is open and fewer than `limit` are taken. The caller owes a [`RowLoad::leave`].
     pub fn try_enter(&self, limit: u32) -> bool {
         self.word
-            .try_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
                 (word & CLOSED == 0 && word & SLOTS < u64::from(limit)).then(|| word + 1)
             })
             .is_ok()
@@ -188,7 +188,7 @@ impl RowLoad {
     /// [`RowLoad::leave_light`].
     pub fn try_enter_light(&self, limit: u32) -> bool {
         self.word
-            .try_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
                 (word & CLOSED == 0 && (word & !CLOSED) / LIGHT < u64::from(limit)).then(|| word + LIGHT)
             })
             .is_ok()

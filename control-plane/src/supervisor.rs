@@ -158,7 +158,7 @@ impl Supervisor {
 
     /// Ends the engines of rows that were deleted while no control plane ran. To be called once, with the rows there
     /// are, before any row can be created; the work is done beside.
-    pub fn end_leftovers(&self, known: HashSet<RowId>) {
+    pub fn end_leftovers(&self, known: &HashSet<RowId>) {
         let data_dir = self.shared.deps.config.data_dir.clone();
         let kill_after = self.shared.deps.config.supervisor.kill_after;
         let found = std::fs::read_dir(data_dir.join("run")).into_iter().flatten().flatten();
@@ -194,7 +194,9 @@ impl Supervisor {
             tasks.ending = true;
             tasks.orders.drain().map(|(_, orders)| orders).collect()
         };
-        ending.iter().for_each(|orders| end(orders, how));
+        for orders in &ending {
+            end(orders, how);
+        }
         for orders in ending {
             orders.closed().await;
         }

@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn old_logs_are_kept_up_to_their_number_and_lines_stay_whole() {
-        let output: String = (0..100).map(|number| format!("line {number:04}\n")).collect();
+        let output = (0..100).map(|number| format!("line {number:04}\n")).collect::<Vec<_>>().concat();
         let (dir, names) = pumped(output.as_bytes(), 50, 2);
         assert_eq!(names, ["engine.log", "engine.log.1", "engine.log.2"]);
         let kept: String =

@@ -110,9 +110,8 @@ fn watch(instructions: &Instructions, record: &mut Record, ended: &Receiver<(u32
     loop {
         match ended.recv_timeout(TICK) {
             Ok((pid, exit)) if pid == engine => return exit,
-            Ok(_) => {}
             Err(RecvTimeoutError::Disconnected) => return Exit::default(),
-            Err(RecvTimeoutError::Timeout) => {}
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
         }
         let now = Instant::now();
         if let Some(since) = stopping {

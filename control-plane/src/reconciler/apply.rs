@@ -7,7 +7,7 @@ use crate::supervisor::Supervisor;
 pub fn apply(supervisor: &Supervisor, actions: Vec<Action>) {
     for action in actions {
         match action {
-            Action::Ensure(row, want) => supervisor.ensure(row, want),
+            Action::Ensure(row, want) => supervisor.ensure(*row, want),
             Action::Forget(id) => supervisor.forget(id),
         }
     }

@@ -1,6 +1,5 @@
 //! Runs the passes: on a wake-up, and every second for what comes by time alone.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::apply::apply;
 use super::plan::{Observed, plan};
 use crate::activator::Activator;
 use crate::ids::RowId;
-use crate::registry::{Registry, RowState, RowView};
+use crate::registry::{Registry, RowState, Snapshot};
 use crate::store::Store;
 use crate::supervisor::Supervisor;
 
@@ -49,9 +48,10 @@ impl Driver {
             match self.store.list_servers().await {
                 Ok(rows) => {
                     if std::mem::take(&mut first) {
-                        self.supervisor.end_leftovers(rows.iter().map(|row| row.id).collect());
+                        self.supervisor.end_leftovers(&rows.iter().map(|row| row.id).collect());
                     }
-                    let actions = plan(rows, &self.observe(), &self.supervisor.rows());
+                    let (snapshot, now) = (self.registry.snapshot(), Instant::now());
+                    let actions = plan(rows, |id| observe(&snapshot, id, now), &self.supervisor.rows());
                     apply(&self.supervisor, actions);
                     failing = false;
                 }
@@ -64,19 +64,12 @@ impl Driver {
             }
         }
     }
-
-    fn observe(&self) -> HashMap<RowId, Observed> {
-        let now = Instant::now();
-        let snapshot = self.registry.snapshot();
-        snapshot
-            .rows
-            .iter()
-            .map(|(id, row)| (*id, Observed { state: row.status.state, waiting: row.demand.waiting(), idle: idle(row, now) }))
-            .collect()
-    }
 }
 
-fn idle(row: &RowView, now: Instant) -> Option<Duration> {
-    let endpoint = row.endpoint.as_ref().filter(|_| row.status.state == RowState::Ready)?;
-    endpoint.idle_for(now)
+fn observe(snapshot: &Snapshot, id: RowId, now: Instant) -> Observed {
+    snapshot.rows.get(&id).map_or_else(Observed::default, |row| Observed {
+        state: row.status.state,
+        waiting: row.demand.waiting(),
+        idle: row.endpoint.as_ref().filter(|_| row.status.state == RowState::Ready).and_then(|endpoint| endpoint.idle_for(now)),
+    })
 }

@@ -1,6 +1,6 @@
 //! What each row's task should work towards, as a pure function of what is desired and what is observed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use lifeboat_engines::spec::{DEFAULT_IDLE_SECONDS, DesiredState, EngineKind, EngineSpec};
@@ -25,17 +25,17 @@ pub struct Observed {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// The row's task works towards this.
-    Ensure(ServerRow, Want),
+    Ensure(Box<ServerRow>, Want),
     /// The row is gone: so are its engine and its task.
     Forget(RowId),
 }
 
 /// All actions of one pass. Rows keep their order, oldest first; rows that are gone come last.
-pub fn plan(desired: Vec<ServerRow>, observed: &HashMap<RowId, Observed>, tasks: &[RowId]) -> Vec<Action> {
+pub fn plan(desired: Vec<ServerRow>, observed: impl Fn(RowId) -> Observed, tasks: &[RowId]) -> Vec<Action> {
     let rows: HashSet<RowId> = desired.iter().map(|row| row.id).collect();
     let ensure = desired.into_iter().map(|row| {
-        let want = want(&row.spec, observed.get(&row.id).copied().unwrap_or_default());
-        Action::Ensure(row, want)
+        let want = want(&row.spec, observed(row.id));
+        Action::Ensure(Box::new(row), want)
     });
     let forget = tasks.iter().filter(|id| !rows.contains(id)).map(|id| Action::Forget(*id));
     ensure.chain(forget).collect()
@@ -106,22 +106,22 @@ mod tests {
         ];
         for (engine, desired_state, observed, expected) in table {
             let row = row(engine, desired_state);
-            let actions = plan(vec![row.clone()], &HashMap::from([(row.id, observed)]), &[row.id]);
-            assert_eq!(actions, [Action::Ensure(row, expected)], "{engine} {desired_state:?} {observed:?}");
+            let actions = plan(vec![row.clone()], |_| observed, &[row.id]);
+            assert_eq!(actions, [Action::Ensure(Box::new(row), expected)], "{engine} {desired_state:?} {observed:?}");
         }
     }
 
     #[test]
     fn a_row_nobody_has_looked_at_yet_is_down() {
         let row = row(EngineKind::Sim, DesiredState::OnDemand);
-        assert_eq!(plan(vec![row.clone()], &HashMap::new(), &[]), [Action::Ensure(row, Want::Asleep)]);
+        assert_eq!(plan(vec![row.clone()], |_| Observed::default(), &[]), [Action::Ensure(Box::new(row), Want::Asleep)]);
     }
 
     #[test]
     fn tasks_without_a_row_are_forgotten() {
         let (kept, gone) = (row(EngineKind::Sim, DesiredState::Running), RowId::new());
-        let actions = plan(vec![kept.clone()], &HashMap::new(), &[gone, kept.id]);
-        assert_eq!(actions, [Action::Ensure(kept, Want::Up), Action::Forget(gone)]);
+        let actions = plan(vec![kept.clone()], |_| Observed::default(), &[gone, kept.id]);
+        assert_eq!(actions, [Action::Ensure(Box::new(kept), Want::Up), Action::Forget(gone)]);
     }
 
     #[test]

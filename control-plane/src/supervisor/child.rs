@@ -177,7 +177,9 @@ impl EngineChild {
             if left.is_empty() {
                 return Exit::default();
             }
-            left.into_iter().for_each(|pid| process::signal(pid, Signal::KILL));
+            for pid in left {
+                process::signal(pid, Signal::KILL);
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -4,7 +4,6 @@ use super::Want;
 
 /// What the task knows of its row at this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent observations, each named at its one use")]
 pub struct Situation {
     /// What the reconciler wants.
     pub want: Want,
@@ -18,7 +17,6 @@ pub struct Situation {
 
 /// What the task knows of its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent observations, each named at its one use")]
 pub struct EngineSituation {
     /// It serves.
     pub ready: bool,

@@ -107,10 +107,7 @@ fn target(spec: &EngineSpec, http: &Http) -> Result<Target, Failure> {
     let parts = url.parse::<Uri>().map_err(|_| unusable())?.into_parts();
     let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else { return Err(unusable()) };
     let prefix = parts.path_and_query.map_or_else(String::new, |path| path.path().trim_end_matches('/').to_owned());
-    let https = match scheme == http::uri::Scheme::HTTPS {
-        true => Some(http.client().map_err(|error| Failure::unavailable(&error))?),
-        false => None,
-    };
+    let https = if scheme == http::uri::Scheme::HTTPS { Some(http.client().map_err(|error| Failure::unavailable(&error))?) } else { None };
     Ok(Target { scheme, authority, prefix, authorization: spec.api_key.as_deref().and_then(bearer), https })
 }
 

@@ -42,13 +42,11 @@ pub async fn prepare(publisher: &mut Publisher, deps: &Deps, turns: &Arc<Semapho
     let spec = publisher.row().spec.clone();
     let capabilities = adapter(spec.engine).capabilities();
     publisher.show_endpoint(None, |status| (status.state, status.state_reason) = (RowState::Starting, Some("preparing".into()))).await;
-    let build = match capabilities.needs_build {
-        true => Some(
-            with_progress(publisher, async |progress| deps.engines.ensure(spec.engine, spec.engine_build.as_deref(), &progress).await)
-                .await
-                .map_err(|error| Failure::unavailable(&error))?,
-        ),
-        false => None,
+    let build = if capabilities.needs_build {
+        let work = async |progress| deps.engines.ensure(spec.engine, spec.engine_build.as_deref(), &progress).await;
+        Some(with_progress(publisher, work).await.map_err(|error| Failure::unavailable(&error))?)
+    } else {
+        None
     };
     let model = match spec.model.as_deref().filter(|_| capabilities.needs_model) {
         Some(source) => Some(
