@@ -213,8 +213,13 @@ impl Models {
             let Ok(other) = self.parse(used).map(|source| source.canonical()) else { continue };
             let same = other == canonical || (model.is_some() && self.shelved(&other).await? == model);
             if same {
-                return Err(ModelsError::InUse { source_text: canonical, used_by: used.clone() });
+                let problem = format!("a row has the model {used}; delete that row or point it to another model first");
+                return Err(ModelsError::InUse { source_text: canonical, problem });
             }
+        }
+        if self.0.running.is_running(&canonical) {
+            let problem = "it is being fetched; wait for that or cancel it first".into();
+            return Err(ModelsError::InUse { source_text: canonical, problem });
         }
         let inner = Arc::clone(&self.0);
         blocking(move || inner.shelf.remove(&canonical)).await?

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lifeboat_engines::sizing::show::size;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
 use crate::host::http::HttpError;
@@ -72,8 +73,8 @@ pub enum DownloadError {
     },
     /// Too little space. What has arrived is kept.
     #[error(
-        "not enough disk space in {}: {need} bytes more are needed, {free} are free, and {margin} are kept free (sources.disk_margin_bytes); make room or choose another --data-dir",
-        folder.display()
+        "not enough disk space in {}: {} more needed, {} free, of which {} stay free (sources.disk_margin_bytes); make room or choose another --data-dir",
+        folder.display(), size(*need), size(*free), size(*margin)
     )]
     DiskFull {
         /// The folder.

@@ -58,6 +58,11 @@ impl<K: Eq + Hash, T: Clone + Send + Sync + 'static> SharedWork<K, T> {
         }
     }
 
+    /// Whether somebody waits for the work `key` now.
+    pub fn is_running(&self, key: &K) -> bool {
+        self.running.lock().get(key).is_some_and(|known| known.work.upgrade().is_some_and(|work| work.peek().is_none()))
+    }
+
     fn join<F>(&self, key: K, start: impl FnOnce(ProgressSender) -> F) -> (Shared<BoxFuture<'static, T>>, ProgressSender)
     where
         F: Future<Output = T> + Send + 'static,

@@ -274,7 +274,7 @@ async fn a_server_that_goes_silent_is_given_up_and_what_came_is_kept() {
     let remote = Remote::new(noise(LENGTH));
     let bench = Bench::new(Remote { gate: Some((500_000, Arc::new(Semaphore::new(0)))), ..remote.clone() }).await;
     let mut patient = downloads(1);
-    patient.limits.stall = Duration::from_millis(300);
+    patient.limits.stall = Duration::from_secs(1);
     let error = patient.fetch(&bench.download(), &ProgressSender::ignored()).await.unwrap_err();
     assert!(matches!(error, DownloadError::Stalled { .. }), "{error:?}");
     assert_eq!(fs::metadata(bench.folder.path().join("file.part")).unwrap().len(), 500_000);

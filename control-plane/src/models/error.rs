@@ -85,13 +85,13 @@ pub enum ModelsError {
     /// It is known only once it is here.
     #[error("{0} is not here yet and tells nothing about itself beforehand; `lifeboat model pull {0}` fetches it")]
     NotHere(String),
-    /// A row uses the model.
-    #[error("{source_text} is used by {used_by}; delete that row or point it to another model first")]
+    /// A row uses the model, or it is being fetched.
+    #[error("{source_text} is in use: {problem}")]
     InUse {
         /// Which model.
         source_text: String,
-        /// The source a row has.
-        used_by: String,
+        /// By what, and the cure.
+        problem: String,
     },
     /// Not ours to delete.
     #[error("{} lies in a folder that Lifeboat reads but does not own; delete the file yourself", .0.display())]
@@ -110,6 +110,17 @@ pub enum ModelsError {
     /// A helper thread was lost.
     #[error("a background task of the model store was lost")]
     Lost,
+}
+
+/// An error and all its causes in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
 }
 
 impl ModelsError {

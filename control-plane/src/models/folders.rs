@@ -52,6 +52,9 @@ impl Folders {
         if !path.is_absolute() {
             return Err(refuse("the path is not absolute".into()));
         }
+        if path.to_str().is_none() {
+            return Err(refuse("the path is not UTF-8, so no row could name a model in it".into()));
+        }
         // Reading it once tells a missing folder, a file and a forbidden one apart from a good one.
         let path = path.canonicalize().map_err(|error| refuse(error.to_string()))?;
         fs::read_dir(&path).map_err(|error| refuse(error.to_string()))?;

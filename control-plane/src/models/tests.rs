@@ -282,6 +282,24 @@ async fn a_model_is_removed_unless_a_row_uses_it() {
 }
 
 #[tokio::test]
+async fn a_model_that_is_being_fetched_is_not_removed_under_those_who_wait() {
+    let bench = Bench::new().await;
+    let gated = Remote { gate: Some((2_000_000, Arc::new(Semaphore::new(0)))), ..big() };
+    bench.publish(&[("m-Q4_K_M.gguf", gated)]);
+    let (models, (progress, mut seen)) = (bench.models(), ProgressSender::channel());
+    let mut waiting = Box::pin(models.ensure("hf:o/r", &progress));
+    tokio::select! {
+        result = &mut waiting => panic!("ended early: {result:?}"),
+        _ = seen.wait_for(|progress| progress.done == 2_000_000) => {}
+    }
+    for spelling in ["hf:o/r", "hf:o/r:Q4_K_M"] {
+        assert!(matches!(models.remove(spelling, &[]).await, Err(ModelsError::InUse { .. })), "{spelling}");
+    }
+    drop(waiting);
+    assert!(models.remove("hf:o/r:Q4_K_M", &[]).await.unwrap());
+}
+
+#[tokio::test]
 async fn an_unfinished_pull_and_an_unfinished_removal_can_be_removed() {
     let bench = Bench::new().await;
     bench.publish(&[("m-Q4_K_M.gguf", Remote { cut: Some(3_000_000), ..big() })]);
