@@ -29,6 +29,7 @@ pub struct HostFacts {
 impl HostFacts {
     /// This host with only the accelerators that `build` can drive: none for a CPU build, those of the right maker
     /// otherwise. Sizing on devices the build cannot use would promise memory that is not there.
+    #[must_use]
     pub fn usable_by(&self, build: &Build) -> Self {
         let mut host = self.clone();
         host.devices.retain(|device| build.devices.iter().any(|name| drives(name, device.vendor)));

@@ -157,8 +157,7 @@ mod tests {
         for good in [&["--load-ms", "500"][..], &["--ignore-sigterm", "--tokens", "8"], &["--batch-slowdown", "0.25"], &[]] {
             assert_eq!(Sim.validate(&with_args(good), false), Ok(()), "{good:?}");
         }
-        for bad in
-            [&["--port", "1"][..], &["--tokens"], &["--tokens", "x"], &["--tokens", "-1"], &["--stall-load", "--stall-load"], &["x"]]
+        for bad in [&["--port", "1"][..], &["--tokens"], &["--tokens", "x"], &["--tokens", "-1"], &["--stall-load", "--stall-load"], &["x"]]
         {
             assert_eq!(Sim.validate(&with_args(bad), true).unwrap_err().field, "extra_args", "{bad:?}");
         }

@@ -23,11 +23,12 @@ impl Windows {
             Self::Never => false,
             Self::All | Self::LastIsFull(0) | Self::FirstIsFull(0) => true,
             Self::LastIsFull(period) => layer % period < period - 1,
-            Self::FirstIsFull(period) => layer % period != 0,
+            Self::FirstIsFull(period) => !layer.is_multiple_of(period),
         }
     }
 
     /// The same shape with the period a header names.
+    #[must_use]
     pub fn with_period(self, period: u64) -> Self {
         match self {
             Self::FirstIsFull(_) => Self::FirstIsFull(period),

@@ -236,7 +236,7 @@ impl<'a> Keys<'a> {
             return none && !(architecture.starts_with("nemotron_h") && feeds_forward);
         }
         let interval = self.number("full_attention_interval").or_else(|| architecture::attention_interval(architecture));
-        interval.is_some_and(|interval| interval > 0 && (layer + 1) % interval != 0)
+        interval.is_some_and(|interval| interval > 0 && !(layer + 1).is_multiple_of(interval))
     }
 
     /// Window of each layer that has one: tokens, and which layers.

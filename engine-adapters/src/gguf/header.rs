@@ -284,7 +284,7 @@ fn read_tensors(input: &mut Input<'_>, count: u64) -> Result<Vec<Tensor>, GgufEr
 
 fn tensor_bytes(input: &Input<'_>, kind: u32, elements: u64, row: u64) -> Result<Option<u64>, GgufError> {
     let Some((_, block, bytes)) = layout(kind) else { return Ok(None) };
-    if row % block != 0 {
+    if !row.is_multiple_of(block) {
         return Err(input.corrupt("the rows of a tensor are no whole number of blocks"));
     }
     match (elements / block).checked_mul(bytes) {

@@ -244,7 +244,7 @@ fn every_shorter_slice_asks_for_more_and_never_for_less_than_it_has() {
     for length in 0..bytes.len() {
         match read(&bytes[..length]) {
             Err(GgufError::NeedMore { at_least }) => {
-                assert!(at_least > length as u64 && at_least <= bytes.len() as u64, "{length}: {at_least}")
+                assert!(at_least > length as u64 && at_least <= bytes.len() as u64, "{length}: {at_least}");
             }
             other => panic!("{length}: {other:?}"),
         }
