@@ -153,11 +153,11 @@ impl From<Denied> for ApiError {
 
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
-        let (status, code) = match refused {
-            Refused::Host(_) => (StatusCode::MISDIRECTED_REQUEST, "host_not_allowed"),
-            Refused::Origin(_) => (StatusCode::FORBIDDEN, "origin_not_allowed"),
+        let code = match refused {
+            Refused::Host(_) => "host_not_allowed",
+            Refused::Origin(_) => "origin_not_allowed",
         };
-        Self::new(status, code, refused.to_string()).hint(refused.hint())
+        Self::new(refused.status(), code, refused.to_string()).hint(refused.hint())
     }
 }
 
