@@ -29,9 +29,11 @@ use crate::jobs::Jobs;
 use crate::keys::{Keys, LocalToken};
 use crate::lifecycle::Lifecycle;
 use crate::models::Models;
+use crate::reconciler::driver::Driver;
 use crate::registry::Registry;
 use crate::security::{self, is_loopback};
 use crate::store::Store;
+use crate::supervisor::failure::chain;
 use crate::supervisor::{Deps, Supervisor};
 use crate::telemetry::metrics::Metrics;
 
@@ -112,6 +114,16 @@ impl RunningApp {
             lifecycle.tracker.clone(),
             lifecycle.soft.child_token(),
         );
+        if let Some(supervisor) = &supervisor {
+            let driver = Driver {
+                store: Arc::clone(&store),
+                registry: Arc::clone(&registry),
+                supervisor: Arc::clone(supervisor),
+                activator: activator.clone(),
+                token: lifecycle.soft.clone(),
+            };
+            lifecycle.tracker.spawn(driver.run());
+        }
         lifecycle.tracker.spawn(feed::run(Arc::clone(&registry), Arc::clone(&events), lifecycle.soft.clone()));
         lifecycle.tracker.spawn(flush_keys(Arc::clone(&keys), Arc::clone(&store), lifecycle.clone()));
         let api = ApiState::new(ApiDeps {
@@ -155,13 +167,19 @@ impl RunningApp {
         let Self { lifecycle, config, store, keys, supervisor, accepting, .. } = self;
         lifecycle.stop();
         let ending = async {
-            let engines = async {
-                if let Some(supervisor) = &supervisor {
-                    supervisor.stop_all().await;
-                }
-            };
             // The accept loop cannot fail but by a bug of ours, which the log shows.
-            let (_connections, ()) = tokio::join!(accepting, engines);
+            match &supervisor {
+                Some(supervisor) if lifecycle.handover.is_cancelled() => {
+                    let _connections = accepting.await;
+                    supervisor.release_all().await;
+                }
+                Some(supervisor) => {
+                    let (_connections, ()) = tokio::join!(accepting, supervisor.stop_all());
+                }
+                None => {
+                    let _connections = accepting.await;
+                }
+            }
         };
         let mut ending = std::pin::pin!(ending);
         let deadline = config.http.stop_grace.max(config.supervisor.drain + config.supervisor.kill_after);
@@ -176,7 +194,7 @@ impl RunningApp {
             tracing::warn!(tasks = lifecycle.tracker.len(), "tasks did not end in time");
         }
         if let Err(error) = keys.flush(&store).await {
-            tracing::warn!(error = crate::api::error::chain(&error), "the last use of keys was not written");
+            tracing::warn!(error = chain(&error), "the last use of keys was not written");
         }
         store.close().await;
         tracing::info!("stopped");
@@ -207,7 +225,7 @@ async fn flush_keys(keys: Arc<Keys>, store: Arc<Store>, lifecycle: Lifecycle) {
             () = tokio::time::sleep(FLUSH_EVERY) => {}
         }
         if let Err(error) = keys.flush(&store).await {
-            tracing::warn!(error = crate::api::error::chain(&error), "the last use of keys was not written");
+            tracing::warn!(error = chain(&error), "the last use of keys was not written");
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::jobs::{Busy, JobError};
 use crate::keys::Denied;
 use crate::security::Refused;
 use crate::store::StoreError;
+use crate::supervisor::failure::chain;
 
 /// What went wrong, for programs (`code`) and people (`message`, `hint`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -99,12 +100,6 @@ impl ApiError {
         }
         response
     }
-}
-
-/// An error and its causes in one line.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl IntoResponse for ApiError {
