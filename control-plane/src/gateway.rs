@@ -1,1 +1,177 @@
-//! The data plane: `/v1`.
+//! The data plane: `/v1/*` for OpenAI's and Anthropic's clients, over whichever engines serve.
+//!
+//! One request is one straight line ([`exchange`](self)): key, body, model, slot, engine, reply. The body goes to the engine
+//! byte for byte but for `model`, the reply comes back as it is; neither touches the database. A slot is held by the
+//! reply's body and released by its end or drop and by nothing else.
+//!
+//! - `openai`, `anthropic` the routes of each dialect, and its list of models
+//! - `intake` request bodies, bounded; `peek` the few fields that are read
+//! - `admission` who may use an engine now and who waits; `router` which engine (pure)
+//! - `proxy` one call up to its first byte, and what may be tried again
+//! - `body` the rest of the reply; `heartbeat` company for those who wait
+//! - `error` every failure in either dialect; `meter` what the recorder gets
+
+mod admission;
+mod anthropic;
+mod body;
+mod error;
+mod exchange;
+mod heartbeat;
+mod intake;
+mod meter;
+mod openai;
+mod peek;
+mod proxy;
+mod route;
+mod router;
+#[cfg(test)]
+mod testing;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use http::{HeaderMap, Method, Uri};
+use lifeboat_engines::dialect::Dialect;
+use lifeboat_engines::spec::DesiredState;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::admission::Admission;
+use self::error::Failure;
+use self::intake::Intake;
+use self::proxy::Proxy;
+use crate::activator::Activator;
+use crate::config::{Config, GatewayConfig};
+use crate::keys::{Keys, Scope};
+use crate::recorder::Recorder;
+use crate::registry::{Registry, RowView, Snapshot};
+use crate::telemetry::metrics::Metrics;
+
+/// What the gateway needs of the rest.
+#[derive(Debug, Clone)]
+pub struct GatewayDeps {
+    /// Settings.
+    pub config: Arc<Config>,
+    /// All rows.
+    pub registry: Arc<Registry>,
+    /// All keys.
+    pub keys: Arc<Keys>,
+    /// Wakes the reconciler when a sleeping row is wanted.
+    pub activator: Activator,
+    /// Numbers.
+    pub metrics: Arc<Metrics>,
+    /// Takes usage events.
+    pub recorder: Arc<Recorder>,
+    /// Holds every task.
+    pub tracker: TaskTracker,
+    /// Hard stop: ends the tasks, engine connections included.
+    pub token: CancellationToken,
+}
+
+/// What every request shares.
+#[derive(Debug)]
+struct Gateway {
+    config: GatewayConfig,
+    registry: Arc<Registry>,
+    keys: Arc<Keys>,
+    admission: Arc<Admission>,
+    proxy: Arc<Proxy>,
+    intake: Arc<Intake>,
+    recorder: Arc<Recorder>,
+}
+
+/// The routes of the data plane. Starts the task that follows the registry on the given tracker.
+pub fn router(deps: GatewayDeps) -> Router {
+    let config = deps.config.gateway.clone();
+    let admission = Admission::new(Arc::clone(&deps.registry), deps.activator, Arc::clone(&deps.metrics), config.clone());
+    deps.tracker.spawn(Arc::clone(&admission).follow(deps.token.clone()));
+    let gateway = Arc::new(Gateway {
+        proxy: Proxy::new(&config, &deps.tracker, &deps.token),
+        intake: Intake::new(&config, deps.metrics),
+        config,
+        registry: deps.registry,
+        keys: deps.keys,
+        admission,
+        recorder: deps.recorder,
+    });
+    let mut router = Router::new();
+    for route in openai::ROUTES.iter().chain(&anthropic::ROUTES) {
+        let answer = move |State(gateway): State<Arc<Gateway>>, request: Request| exchange::exchange(gateway, route, request);
+        router = router.route(route.path, post(answer).fallback(wrong_method));
+    }
+    router
+        .route("/v1/models", get(list_models).fallback(wrong_method))
+        .route("/v1/models/{*id}", get(show_model).fallback(wrong_method))
+        .route("/v1/{*rest}", any(unknown_path))
+        .with_state(gateway)
+}
+
+/// The dialect of a client on a route that both have.
+fn dialect(headers: &HeaderMap, uri: &Uri) -> Dialect {
+    if headers.contains_key(anthropic::VERSION) || uri.path().starts_with("/v1/messages") { Dialect::Anthropic } else { Dialect::OpenAi }
+}
+
+async fn unknown_path(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    with_id(&headers, Failure::unknown_path(&method, uri.path()).response(dialect(&headers, &uri)))
+}
+
+async fn wrong_method(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    with_id(&headers, Failure::wrong_method(&method, uri.path()).response(dialect(&headers, &uri)))
+}
+
+async fn list_models(State(gateway): State<Arc<Gateway>>, uri: Uri, headers: HeaderMap) -> Response {
+    let dialect = dialect(&headers, &uri);
+    let snapshot = gateway.registry.snapshot();
+    let reply = match (gateway.keys.authorize(&headers, Scope::Inference), dialect) {
+        (Err(denied), _) => Failure::denied(denied).response(dialect),
+        (Ok(_), Dialect::OpenAi) => json(&openai::models(&snapshot)),
+        (Ok(_), Dialect::Anthropic) => json(&anthropic::models(&snapshot)),
+    };
+    with_id(&headers, reply)
+}
+
+async fn show_model(
+    State(gateway): State<Arc<Gateway>>,
+    uri: Uri,
+    headers: HeaderMap,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
+    let dialect = dialect(&headers, &uri);
+    let snapshot = gateway.registry.snapshot();
+    let id = id.map(|Path(id)| id).unwrap_or_default();
+    let reply = match (gateway.keys.authorize(&headers, Scope::Inference), snapshot.by_name.get(&id), dialect) {
+        (Err(denied), ..) => Failure::denied(denied).response(dialect),
+        (Ok(_), None, _) => Failure::unknown_model(&id, exchange::known(&snapshot).into_iter()).response(dialect),
+        (Ok(_), Some(pool), Dialect::OpenAi) => json(&openai::model(&id, pool)),
+        (Ok(_), Some(pool), Dialect::Anthropic) => json(&anthropic::model(&id, pool)),
+    };
+    with_id(&headers, reply)
+}
+
+fn json(value: &impl Serialize) -> Response {
+    axum::Json(value).into_response()
+}
+
+fn with_id(headers: &HeaderMap, mut response: Response) -> Response {
+    response.headers_mut().insert("x-request-id", exchange::request_id(headers).1);
+    response
+}
+
+/// Names that a client may use now or after a wait, in order: those whose rows are not all stopped by their operator.
+fn served(snapshot: &Snapshot) -> impl Iterator<Item = (&str, &[Arc<RowView>])> {
+    exchange::known(snapshot).into_iter().filter_map(|name| {
+        let pool = snapshot.by_name.get(name)?;
+        pool.iter().any(|row| row.desired_state != DesiredState::Stopped).then_some((name, pool.as_slice()))
+    })
+}
+
+/// Unix seconds at which the oldest row of a pool was made: its id tells.
+fn created(pool: &[Arc<RowView>]) -> i64 {
+    let made = pool.iter().filter_map(|row| row.id.0.get_timestamp()).map(|time| time.to_unix().0).min();
+    made.and_then(|seconds| i64::try_from(seconds).ok()).unwrap_or(0)
+}

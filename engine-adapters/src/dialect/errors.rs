@@ -47,6 +47,8 @@ pub enum ErrorCode {
     QueueFull,
     /// No slot became free in time.
     QueueTimeout,
+    /// More work is held than there is room for.
+    Overloaded,
     /// The model has no engine that serves, and none is coming.
     NoReadyRow,
     /// The engine failed before or while it answered.
@@ -58,7 +60,7 @@ pub enum ErrorCode {
 }
 
 /// Code, HTTP status, OpenAI type, Anthropic type.
-pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 18] = [
+pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 19] = [
     (ErrorCode::InvalidRequest, "invalid_request", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidJson, "invalid_json", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidApiKey, "invalid_api_key", 401, "authentication_error", "authentication_error"),
@@ -73,6 +75,7 @@ pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 18] = [
     (ErrorCode::RateLimited, "rate_limited", 429, "rate_limit_error", "rate_limit_error"),
     (ErrorCode::QueueFull, "queue_full", 429, "rate_limit_error", "rate_limit_error"),
     (ErrorCode::QueueTimeout, "queue_timeout", 503, "overloaded_error", "overloaded_error"),
+    (ErrorCode::Overloaded, "overloaded", 503, "overloaded_error", "overloaded_error"),
     (ErrorCode::NoReadyRow, "no_ready_row", 503, "overloaded_error", "overloaded_error"),
     (ErrorCode::UpstreamFailed, "upstream_failed", 502, "server_error", "api_error"),
     (ErrorCode::UpstreamTimeout, "upstream_timeout", 504, "server_error", "timeout_error"),

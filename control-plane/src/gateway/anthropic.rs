@@ -1,0 +1,59 @@
+//! Anthropic's routes.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use lifeboat_engines::dialect::Dialect;
+use serde::Serialize;
+
+use super::route::{Route, Shape};
+use super::router::Class;
+use crate::registry::{RowView, Snapshot};
+
+/// The header by which a client shows its dialect on routes that both have.
+pub(super) const VERSION: &str = "anthropic-version";
+
+const MESSAGES: Route = Route {
+    path: "/v1/messages",
+    upstream: "/v1/messages",
+    dialect: Dialect::Anthropic,
+    class: Class::Generation,
+    shape: Shape::Json,
+    says_end: true,
+};
+
+/// Every route that an engine answers.
+pub(super) static ROUTES: [Route; 2] =
+    [MESSAGES, Route { path: "/v1/messages/count_tokens", upstream: "/v1/messages/count_tokens", class: Class::Light, ..MESSAGES }];
+
+/// One entry of the list of models.
+#[derive(Debug, Serialize)]
+pub(super) struct Model<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    id: &'a str,
+    display_name: &'a str,
+    created_at: String,
+}
+
+/// The list of models; always whole.
+#[derive(Debug, Serialize)]
+pub(super) struct Models<'a> {
+    data: Vec<Model<'a>>,
+    has_more: bool,
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+}
+
+/// The model as Anthropic describes it.
+pub(super) fn model<'a>(id: &'a str, pool: &[Arc<RowView>]) -> Model<'a> {
+    let created = Timestamp::from_second(super::created(pool)).unwrap_or(Timestamp::UNIX_EPOCH);
+    Model { kind: "model", id, display_name: id, created_at: created.to_string() }
+}
+
+/// All models as Anthropic lists them.
+pub(super) fn models(snapshot: &Snapshot) -> Models<'_> {
+    let data: Vec<_> = super::served(snapshot).map(|(name, pool)| model(name, pool)).collect();
+    let (first_id, last_id) = (data.first().map(|model| model.id), data.last().map(|model| model.id));
+    Models { data, has_more: false, first_id, last_id }
+}

@@ -1,0 +1,278 @@
+//! The body of a reply: it owns the slot, the measurement and the upstream call, and gives all up with its end or drop.
+//!
+//! Pieces pass as they came. A copy is read along for the usage and the proper end, so that a stream that breaks off is
+//! ended by an error in the client's dialect and never looks whole. Nothing here may allocate for a piece, unless the
+//! engine uses another model name than the client does.
+
+mod rename;
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use lifeboat_engines::dialect::{Dialect, StreamReader, usage};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use self::rename::Rename;
+pub(super) use self::rename::{encode, rename_document};
+use super::admission::Permit;
+use super::error::Failure;
+use super::meter::Meter;
+use super::proxy::Fault;
+
+/// How long the rest of a reply may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Between two pieces.
+    pub between: Duration,
+    /// End of the request, whatever happens.
+    pub until: Instant,
+    /// The same as a length, for the message.
+    pub total: Duration,
+}
+
+/// What is done with a stream of events on its way.
+#[derive(Debug)]
+struct Events {
+    reader: StreamReader,
+    rename: Rename,
+    /// Its streams say that they are complete.
+    says_end: bool,
+    /// What was passed on ends with a whole frame.
+    at_edge: bool,
+}
+
+/// A reply on its way to the client.
+#[derive(Debug)]
+pub(super) struct ReplyBody {
+    // The upstream call goes first when this is dropped, the slot last.
+    upstream: Option<Incoming>,
+    first: Option<Bytes>,
+    last_words: Option<Bytes>,
+    events: Option<Events>,
+    dialect: Dialect,
+    status: u16,
+    limits: Limits,
+    last_piece: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+    ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    meter: Meter,
+    permit: Permit,
+}
+
+/// What a reply's body is made of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub first: Bytes,
+    pub rest: Option<Incoming>,
+    pub dialect: Dialect,
+    pub status: u16,
+    pub limits: Limits,
+    pub meter: Meter,
+    pub permit: Permit,
+}
+
+impl ReplyBody {
+    /// A reply that is no stream of events. `document` = its first piece is (the begin of) a JSON document.
+    pub(super) fn plain(mut parts: Parts, document: bool) -> Self {
+        if document && let Some(used) = usage::from_body(&parts.first) {
+            parts.meter.used(used);
+        }
+        if parts.first.is_empty() && parts.rest.is_none() {
+            parts.meter.done(parts.status);
+        }
+        Self::new(parts, None)
+    }
+
+    /// A stream of events, in which the engine's model name becomes `asked`.
+    pub(super) fn events(parts: Parts, asked: String, says_end: bool) -> Self {
+        let events = Events { reader: StreamReader::default(), rename: Rename::new(asked), says_end, at_edge: true };
+        Self::new(parts, Some(events))
+    }
+
+    fn new(parts: Parts, events: Option<Events>) -> Self {
+        Self {
+            upstream: parts.rest,
+            first: Some(parts.first).filter(|first| !first.is_empty()),
+            last_words: None,
+            events,
+            dialect: parts.dialect,
+            status: parts.status,
+            limits: parts.limits,
+            last_piece: Instant::now(),
+            timer: None,
+            ended: None,
+            meter: parts.meter,
+            permit: parts.permit,
+        }
+    }
+
+    /// Reads a piece along and gives it the right name. Empty = held back.
+    fn pass(&mut self, piece: Bytes) -> Bytes {
+        let Some(events) = &mut self.events else { return piece };
+        events.reader.push(&piece);
+        let piece = events.rename.pass(piece);
+        if !piece.is_empty() {
+            events.at_edge = piece.ends_with(b"\n\n");
+        }
+        piece
+    }
+
+    /// The engine closed its reply in order.
+    fn close(&mut self) {
+        self.upstream = None;
+        let Some(events) = &mut self.events else { return self.meter.done(self.status) };
+        let held = events.rename.close();
+        if let Some(error) = events.reader.error() {
+            let failure = Failure::from(error.clone());
+            self.meter.failed(self.status, &failure);
+            // llama-server's own event has OpenAI's shape whatever the route.
+            self.last_words = Some(if self.dialect == Dialect::Anthropic { join(held, &failure.event(self.dialect)) } else { held });
+        } else if events.reader.is_finished() || !events.says_end {
+            self.meter.done(self.status);
+            self.last_words = Some(held);
+        } else {
+            // A frame without its end is worth nothing: the error takes its place.
+            self.say(&Failure::fault(&Fault::Torn(String::new()), &self.permit.endpoint));
+        }
+    }
+
+    /// The reply cannot go on.
+    fn cut(&mut self, failure: &Failure) -> Result<(), io::Error> {
+        self.upstream = None;
+        match &self.events {
+            Some(events) if events.reader.is_finished() => {
+                self.meter.done(self.status);
+                Ok(())
+            }
+            Some(_) => {
+                self.say(failure);
+                Ok(())
+            }
+            None => {
+                self.meter.failed(self.status, failure);
+                // The connection is broken off, so that what was sent cannot pass for a whole reply.
+                Err(io::Error::other("the engine's reply broke off"))
+            }
+        }
+    }
+
+    fn say(&mut self, failure: &Failure) {
+        self.meter.failed(self.status, failure);
+        let event = failure.event(self.dialect);
+        let at_edge = self.events.as_ref().is_none_or(|events| events.at_edge);
+        self.last_words = Some(if at_edge { event } else { join(Bytes::from_static(b"\n\n"), &event) });
+    }
+
+    /// Ready once the reply has taken too long or its engine is being ended.
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Failure> {
+        let endpoint = &self.permit.endpoint;
+        let ended = self.ended.get_or_insert_with(|| Box::pin(endpoint.ended.clone().cancelled_owned()));
+        if ended.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Failure::fault(&Fault::Ended, endpoint));
+        }
+        loop {
+            // The timer is moved only when it fires, not with every piece.
+            let due = (self.last_piece + self.limits.between).min(self.limits.until);
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+            ready!(timer.as_mut().poll(cx));
+            let now = Instant::now();
+            if now >= self.limits.until {
+                return Poll::Ready(Failure::too_long(self.limits.total));
+            }
+            if now >= due {
+                return Poll::Ready(Failure::fault(&Fault::Silent(self.limits.between), endpoint));
+            }
+            timer.as_mut().reset(due);
+        }
+    }
+}
+
+fn join(first: Bytes, second: &[u8]) -> Bytes {
+    let mut joined = BytesMut::from(first);
+    joined.extend_from_slice(second);
+    joined.freeze()
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = &mut *self;
+        loop {
+            let piece = if let Some(first) = this.first.take() {
+                if this.upstream.is_none() {
+                    this.meter.done(this.status);
+                }
+                this.pass(first)
+            } else if let Some(upstream) = &mut this.upstream {
+                match Pin::new(upstream).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        // Trailers are not passed on.
+                        let Ok(piece) = frame.into_data() else { continue };
+                        this.last_piece = Instant::now();
+                        this.permit.endpoint.load.moved();
+                        this.pass(piece)
+                    }
+                    Poll::Ready(None) => {
+                        this.close();
+                        continue;
+                    }
+                    Poll::Ready(Some(Err(error))) => {
+                        tracing::warn!(server.id = %this.permit.row.id, error = %super::proxy::describe(&error), "an engine's reply broke off");
+                        let failure = Failure::fault(&Fault::Torn(String::new()), &this.permit.endpoint);
+                        if let Err(error) = this.cut(&failure) {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                        continue;
+                    }
+                    Poll::Pending => {
+                        let failure = ready!(this.poll_patience(cx));
+                        if let Err(error) = this.cut(&failure) {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                        continue;
+                    }
+                }
+            } else {
+                let Some(words) = this.last_words.take() else { return Poll::Ready(None) };
+                words
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.upstream.is_none() && self.last_words.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.upstream {
+            None if self.events.is_none() => SizeHint::with_exact(self.first.as_ref().map_or(0, Bytes::len) as u64),
+            _ => SizeHint::default(),
+        }
+    }
+}
+
+impl Drop for ReplyBody {
+    fn drop(&mut self) {
+        if let Some(events) = &self.events {
+            if let Some(used) = events.reader.usage() {
+                self.meter.used(used);
+            }
+            // Clients often leave at `[DONE]`, before the connection's own end.
+            if self.upstream.is_some() && events.reader.is_finished() {
+                self.meter.done(self.status);
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Everything that can go wrong on the data plane, and the one place that turns it into a reply.
+//!
+//! Codes, statuses and shapes come from the dialect; the words are here. The same failure is a status line while nothing
+//! was sent, and an event in a stream that has begun. Where an engine listens and which key it takes never shows.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, Method, StatusCode};
+use lifeboat_engines::dialect::{ApiError, Dialect, ErrorCode, PeekError};
+use rand::RngExt as _;
+
+use super::admission::Refusal;
+use super::intake::IntakeError;
+use super::proxy::Fault;
+use crate::keys::Denied;
+use crate::registry::Endpoint;
+
+/// Model names listed in one message.
+const NAMES_SHOWN: usize = 20;
+/// Characters of a client's own words that are repeated to it.
+const ECHO_CHARS: usize = 256;
+/// Shortest and longest `Retry-After` we give.
+const RETRY_AFTER_RANGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// An error on its way to a client, and when it is worth trying again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    error: ApiError,
+    retry_after: Option<Duration>,
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let retry_after = error.retry_after.map(|seconds| Duration::from_secs(seconds.into()));
+        Self { error, retry_after }
+    }
+}
+
+impl From<PeekError> for Failure {
+    fn from(error: PeekError) -> Self {
+        ApiError::from(error).into()
+    }
+}
+
+impl Failure {
+    fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        ApiError::new(code, message).into()
+    }
+
+    fn with_status(mut self, status: StatusCode) -> Self {
+        self.error.status = status.as_u16();
+        self
+    }
+
+    /// Spread by a fifth, so that those turned away together do not come back together.
+    fn after(mut self, wait: Duration) -> Self {
+        let spread = rand::rng().random_range(0.8..1.2);
+        self.retry_after = Some(wait.clamp(RETRY_AFTER_RANGE.0, RETRY_AFTER_RANGE.1).mul_f64(spread));
+        self
+    }
+
+    pub(super) fn denied(denied: Denied) -> Self {
+        match denied {
+            Denied::Missing => Self::new(
+                ErrorCode::InvalidApiKey,
+                "no API key was sent; send one as `Authorization: Bearer …` or `x-api-key` (`lifeboat key create` makes one)",
+            ),
+            Denied::Unknown => {
+                Self::new(ErrorCode::InvalidApiKey, "the API key is not known here or was revoked (`lifeboat key list` shows all)")
+            }
+            Denied::Scope => Self::new(ErrorCode::InsufficientScope, "the API key lacks the scope `inference`"),
+        }
+    }
+
+    pub(super) fn intake(error: &IntakeError) -> Self {
+        match error {
+            IntakeError::TooLarge { limit } => {
+                Self::new(ErrorCode::BodyTooLarge, format!("the request body is larger than the limit of {limit} bytes"))
+            }
+            IntakeError::NoRoom => {
+                Self::new(ErrorCode::Overloaded, "too many bytes of request bodies are held at the moment").after(Duration::ZERO)
+            }
+            IntakeError::Broken(why) => Self::new(ErrorCode::InvalidRequest, format!("the request body broke off: {why}")),
+            IntakeError::Slow(limit) => {
+                Self::new(ErrorCode::InvalidRequest, format!("no byte of the request body came for {} s", limit.as_secs()))
+                    .with_status(StatusCode::REQUEST_TIMEOUT)
+            }
+        }
+    }
+
+    pub(super) fn invalid_form(why: &str) -> Self {
+        Self::new(ErrorCode::InvalidRequest, format!("the request body is not a valid form: {why}"))
+    }
+
+    pub(super) fn missing_model<'a>(known: impl Iterator<Item = &'a str>) -> Self {
+        ApiError::new(ErrorCode::InvalidRequest, format!("`model` is missing; {}", list(known))).with_param("model").into()
+    }
+
+    pub(super) fn unknown_model<'a>(asked: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        let message = format!("the model `{}` does not exist here; {}", echo(asked), list(known));
+        ApiError::new(ErrorCode::ModelNotFound, message).with_param("model").into()
+    }
+
+    pub(super) fn unknown_path(method: &Method, path: &str) -> Self {
+        Self::new(ErrorCode::NotFound, format!("there is no {method} {} here", echo(path)))
+    }
+
+    pub(super) fn wrong_method(method: &Method, path: &str) -> Self {
+        Self::new(ErrorCode::MethodNotAllowed, format!("{} does not answer to {method}", echo(path)))
+    }
+
+    pub(super) fn refused<'a>(refusal: &Refusal, asked: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        match refusal {
+            Refusal::UnknownModel => Self::unknown_model(asked, known),
+            Refusal::Full { waiting, retry_after } => {
+                Self::new(ErrorCode::QueueFull, format!("all slots of `{asked}` are taken and {waiting} requests wait already"))
+                    .after(*retry_after)
+            }
+            Refusal::TooLong { waited, retry_after } => {
+                Self::new(ErrorCode::QueueTimeout, format!("no slot of `{asked}` came free within {} s", waited.as_secs()))
+                    .after(*retry_after)
+            }
+            Refusal::NotUp { waited } => {
+                Self::new(ErrorCode::NoReadyRow, format!("`{asked}` did not come up within {} s", waited.as_secs()))
+                    .after(RETRY_AFTER_RANGE.1)
+            }
+            Refusal::Hopeless(reasons) => {
+                Self::new(ErrorCode::NoReadyRow, format!("`{asked}` cannot serve now ({reasons})")).after(RETRY_AFTER_RANGE.1)
+            }
+            Refusal::NoOther => Self::new(ErrorCode::UpstreamFailed, format!("the engine of `{asked}` failed")),
+        }
+    }
+
+    pub(super) fn fault(fault: &Fault, endpoint: &Endpoint) -> Self {
+        match fault {
+            Fault::Refused { status, retry_after, body } => {
+                let mut error = ApiError::from_engine(status.as_u16(), body);
+                if error.message.contains(endpoint.authority.as_str()) {
+                    "the engine failed".clone_into(&mut error.message);
+                }
+                error.retry_after = retry_after.as_ref().and_then(|value| value.to_str().ok()?.trim().parse().ok()).or(error.retry_after);
+                error.into()
+            }
+            Fault::Silent(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the engine sent nothing for {} s", limit.as_secs())),
+            Fault::Ended => Self::new(ErrorCode::NoReadyRow, "the engine is being stopped or restarted").after(Duration::from_secs(5)),
+            Fault::Connect(_) => Self::new(ErrorCode::UpstreamFailed, "the engine cannot be reached"),
+            Fault::Closed(_) | Fault::Torn(_) | Fault::Strange(_) => {
+                Self::new(ErrorCode::UpstreamFailed, "the engine broke off before its answer was complete")
+            }
+        }
+    }
+
+    /// A stream that ran for as long as a request may.
+    pub(super) fn too_long(limit: Duration) -> Self {
+        Self::new(ErrorCode::UpstreamTimeout, format!("the request took longer than {} s", limit.as_secs()))
+    }
+
+    /// A stream was wanted and the engine answered with something else.
+    pub(super) fn no_stream() -> Self {
+        Self::new(ErrorCode::UpstreamFailed, "the engine did not answer with a stream")
+    }
+
+    /// Its stable code.
+    pub(super) fn code(&self) -> &'static str {
+        self.error.code.as_str()
+    }
+
+    /// The status it goes out with in this dialect. Anthropic's clients know 529, not 503, as "come back later".
+    pub(super) const fn status(&self, dialect: Dialect) -> u16 {
+        match (dialect, self.error.status) {
+            (Dialect::Anthropic, 503) => 529,
+            (_, status) => status,
+        }
+    }
+
+    /// A whole reply.
+    pub(super) fn response(&self, dialect: Dialect) -> Response {
+        let mut response = Response::new(Body::from(self.error.body(dialect)));
+        *response.status_mut() = StatusCode::from_u16(self.status(dialect)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(wait) = self.retry_after {
+            let milliseconds = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+            headers.insert(RETRY_AFTER, HeaderValue::from(milliseconds.div_ceil(1000)));
+            headers.insert("retry-after-ms", HeaderValue::from(milliseconds));
+        }
+        response
+    }
+
+    /// An event for a stream that has begun.
+    pub(super) fn event(&self, dialect: Dialect) -> Bytes {
+        self.error.event(dialect).into()
+    }
+}
+
+fn echo(words: &str) -> String {
+    words.chars().take(ECHO_CHARS).collect()
+}
+
+fn list<'a>(known: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<_> = known.take(NAMES_SHOWN + 1).collect();
+    if names.is_empty() {
+        return "no model is served yet (`lifeboat up` or the console creates one)".to_owned();
+    }
+    if names.len() > NAMES_SHOWN {
+        names[NAMES_SHOWN] = "…";
+    }
+    format!("served here: {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::testing::endpoint;
+
+    #[test]
+    fn a_busy_answer_says_when_to_come_back_in_seconds_and_milliseconds() {
+        let failure = Failure::refused(&Refusal::Full { waiting: 9, retry_after: Duration::from_secs(10) }, "m", std::iter::empty());
+        let response = failure.response(Dialect::OpenAi);
+        let header = |name: &str| response.headers()[name].to_str().unwrap().parse::<u64>().unwrap();
+        assert_eq!(response.status(), 429);
+        assert!((8000..=12000).contains(&header("retry-after-ms")));
+        assert_eq!(header("retry-after"), header("retry-after-ms").div_ceil(1000));
+    }
+
+    #[test]
+    fn overload_is_529_to_anthropic_clients_and_503_to_the_others() {
+        let failure = Failure::refused(&Refusal::Hopeless("failed: out of memory".into()), "m", std::iter::empty());
+        assert_eq!((failure.status(Dialect::Anthropic), failure.status(Dialect::OpenAi)), (529, 503));
+        assert!(failure.error.message.contains("out of memory"));
+    }
+
+    #[test]
+    fn where_the_engine_listens_is_never_shown() {
+        let engine = endpoint(40123, 1);
+        let body = Bytes::from_static(br#"{"error":{"message":"proxy to http://127.0.0.1:40123 failed"}}"#);
+        let failure = Failure::fault(&Fault::Refused { status: StatusCode::BAD_REQUEST, retry_after: None, body }, &engine);
+        assert_eq!(failure.error.message, "the engine failed");
+        let failure = Failure::fault(&Fault::Connect("tcp connect error 127.0.0.1:40123".into()), &engine);
+        assert!(!failure.error.message.contains("40123"));
+    }
+
+    #[test]
+    fn only_so_many_names_are_listed() {
+        let names: Vec<_> = (0..100).map(|number| format!("model-{number}")).collect();
+        let message = Failure::unknown_model("x", names.iter().map(String::as_str)).error.message;
+        assert!(message.contains("model-19") && !message.contains("model-20") && message.ends_with('…'), "{message}");
+    }
+}

@@ -1,0 +1,231 @@
+//! One request as a straight line: key, body, model, slot, engine, reply.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use http::header::{self, HeaderName};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use tracing::Instrument;
+
+use super::Gateway;
+use super::admission::{Ask, Permit};
+use super::body::{Limits, Parts, ReplyBody, rename_document};
+use super::error::Failure;
+use super::heartbeat;
+use super::intake::Held;
+use super::meter::Meter;
+use super::peek::Asked;
+use super::proxy::outgoing::{Outgoing, strip};
+use super::proxy::{Fault, Kind, Patience, Reply, kind};
+use super::route::{Route, Shape};
+use super::router::Class;
+use crate::keys::Scope;
+use crate::registry::{Endpoint, Snapshot};
+
+/// Names the request in every reply; the client's own, if it is sane.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Names the row that answered.
+const ROW: HeaderName = HeaderName::from_static("x-lifeboat-row");
+/// Longest request id taken over from a client.
+const REQUEST_ID_BYTES: usize = 128;
+
+/// Headers of an engine's reply that concern its own connection or that are ours to set.
+const NOT_RETURNED: [HeaderName; 14] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::TRANSFER_ENCODING,
+    header::TRAILER,
+    header::UPGRADE,
+    header::CONTENT_LENGTH,
+    header::SERVER,
+    header::DATE,
+    header::SET_COOKIE,
+    header::ALT_SVC,
+    header::STRICT_TRANSPORT_SECURITY,
+    header::ACCESS_CONTROL_ALLOW_ORIGIN,
+    header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    REQUEST_ID,
+];
+
+/// Answers one request of a route.
+pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
+    let (id, id_value) = request_id(request.headers());
+    let mut meter = Meter::start(Arc::clone(&gateway.recorder), route.path, id);
+    let span = meter.span().clone();
+    let answering = async move {
+        match prepare(&gateway, route, request, &mut meter).await {
+            Ok(prepared) => answer(gateway, route, prepared, meter).await,
+            Err(failure) => {
+                meter.failed(failure.status(route.dialect), &failure);
+                Err(failure)
+            }
+        }
+    };
+    let mut response = answering.instrument(span).await.unwrap_or_else(|failure| failure.response(route.dialect));
+    response.headers_mut().insert(REQUEST_ID, id_value);
+    response
+}
+
+/// A request that may wait for its slot.
+struct Prepared {
+    asked: Asked,
+    /// The model's name as asked.
+    name: String,
+    held: Held,
+    outgoing: Outgoing,
+}
+
+/// Key, body, model.
+async fn prepare(gateway: &Gateway, route: &Route, request: Request, meter: &mut Meter) -> Result<Prepared, Failure> {
+    let (mut parts, body) = request.into_parts();
+    let caller = gateway.keys.authorize(&parts.headers, Scope::Inference).map_err(Failure::denied)?;
+    meter.called_by(caller.key_id);
+    let held = gateway.intake.collect(&parts.headers, body).await.map_err(|error| Failure::intake(&error))?;
+    let asked = Asked::read(route.shape, &parts.headers, &held.bytes)?;
+    let snapshot = gateway.registry.snapshot();
+    let name = match &asked.model {
+        Some((name, _)) => name.clone(),
+        None if route.shape == Shape::JsonModelOptional => only_model(&snapshot)?,
+        None => return Err(Failure::missing_model(known(&snapshot).into_iter())),
+    };
+    let Some(pool) = snapshot.by_name.get(&name) else { return Err(Failure::unknown_model(&name, known(&snapshot).into_iter())) };
+    meter.asked(pool.first().map_or(&name, |row| &row.model_name), asked.stream);
+    strip(&mut parts.headers);
+    let outgoing = Outgoing { path: route.upstream, query: parts.uri.query().map(str::to_owned), headers: parts.headers };
+    Ok(Prepared { asked, name, held, outgoing })
+}
+
+/// All names, in order.
+pub(super) fn known(snapshot: &Snapshot) -> Vec<&str> {
+    let mut names: Vec<_> = snapshot.by_name.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    names
+}
+
+fn only_model(snapshot: &Snapshot) -> Result<String, Failure> {
+    let mut names = snapshot.rows.values().map(|row| &row.model_name);
+    let first = names.next();
+    match first {
+        Some(first) if names.all(|name| name == first) => Ok(first.clone()),
+        _ => Err(Failure::missing_model(known(snapshot).into_iter())),
+    }
+}
+
+async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared, meter: Meter) -> Result<Response, Failure> {
+    let streams = prepared.asked.stream;
+    let every = gateway.config.heartbeat;
+    let serving = serve(gateway, route, prepared, meter);
+    if !streams {
+        return serving.await;
+    }
+    let mut headers = HeaderMap::new();
+    event_headers(&mut headers);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    heartbeat::accompany(serving.in_current_span(), every, route.dialect, headers).await
+}
+
+/// Slot, engine, reply; again elsewhere while nothing was sent.
+async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared, mut meter: Meter) -> Result<Response, Failure> {
+    let mut failed: Vec<Arc<Endpoint>> = Vec::new();
+    let mut last: Option<Failure> = None;
+    loop {
+        let ask = Ask { name: &prepared.name, class: route.class, avoid: &failed, arrived: meter.arrived() };
+        let admitted = gateway.admission.admit(ask).await;
+        let failure = match admitted {
+            Ok(permit) => {
+                meter.admitted(&permit);
+                match call(&gateway, route, &prepared, &permit, &meter).await {
+                    Ok(reply) => return Ok(respond(&gateway, route, prepared, permit, reply, meter)),
+                    Err(fault) => {
+                        tracing::warn!(server.id = %permit.row.id, error = %fault, "an engine did not answer");
+                        let failure = Failure::fault(&fault, &permit.endpoint);
+                        if fault.may_retry() && failed.len() < gateway.config.retries as usize {
+                            meter.retried();
+                            failed.push(Arc::clone(&permit.endpoint));
+                            last = Some(failure);
+                            continue;
+                        }
+                        failure
+                    }
+                }
+            }
+            // Where an engine has failed, its failure says more than the lack of another.
+            Err(refusal) => {
+                last.unwrap_or_else(|| Failure::refused(&refusal, &prepared.name, known(&gateway.registry.snapshot()).into_iter()))
+            }
+        };
+        meter.failed(failure.status(route.dialect), &failure);
+        return Err(failure);
+    }
+}
+
+async fn call(gateway: &Gateway, route: &Route, prepared: &Prepared, permit: &Permit, meter: &Meter) -> Result<Reply, Fault> {
+    let config = &gateway.config;
+    let mebibytes = prepared.held.bytes.len() as f64 / f64::from(1 << 20);
+    let first_byte = if prepared.asked.stream || route.class == Class::Light {
+        config.first_byte + config.first_byte_per_mib.mul_f64(mebibytes)
+    } else {
+        // A reply that is not streamed comes whole, after all of its tokens.
+        config.total
+    };
+    let patience = Patience { first_byte, until: meter.arrived() + config.total };
+    let body = prepared.asked.body(&prepared.held.bytes, permit.endpoint.upstream_model.as_deref());
+    gateway.proxy.call(&permit.endpoint, &prepared.outgoing, body, patience).await
+}
+
+fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit, reply: Reply, mut meter: Meter) -> Response {
+    meter.first_byte();
+    let config = &gateway.config;
+    let kind = kind(&reply.headers);
+    let mut headers = reply.headers;
+    for name in &NOT_RETURNED {
+        headers.remove(name);
+    }
+    if let Ok(row) = HeaderValue::try_from(permit.row.id.to_string()) {
+        headers.insert(ROW, row);
+    }
+    let limits = Limits { between: config.between_chunks, until: meter.arrived() + config.total, total: config.total };
+    let status = reply.status.as_u16();
+    let mut parts = Parts { first: reply.first, rest: reply.rest, dialect: route.dialect, status, limits, meter, permit };
+    let body = match kind {
+        Kind::Events => {
+            event_headers(&mut headers);
+            ReplyBody::events(parts, prepared.name, route.says_end)
+        }
+        Kind::Json => {
+            if parts.rest.is_none()
+                && let Some(renamed) = rename_document(&parts.first, &prepared.name)
+            {
+                parts.first = renamed;
+            }
+            ReplyBody::plain(parts, true)
+        }
+        Kind::Other => ReplyBody::plain(parts, false),
+    };
+    let mut response = Response::new(Body::new(body));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
+    *response.headers_mut() = headers;
+    response
+}
+
+/// Keeps proxies from storing or holding back a stream.
+fn event_headers(headers: &mut HeaderMap) {
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+}
+
+/// The request's id, as text and as a header.
+pub(super) fn request_id(headers: &HeaderMap) -> (String, HeaderValue) {
+    let sane =
+        |value: &&HeaderValue| value.len() <= REQUEST_ID_BYTES && !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_graphic);
+    if let Some(value) = headers.get(REQUEST_ID).filter(sane)
+        && let Ok(text) = value.to_str()
+    {
+        return (text.to_owned(), value.clone());
+    }
+    let id = uuid::Uuid::now_v7().to_string();
+    let value = HeaderValue::try_from(&id).unwrap_or_else(|_| HeaderValue::from_static("none"));
+    (id, value)
+}

@@ -1,0 +1,84 @@
+//! Keeps a streaming client company while it waits for its slot, its model or a long prompt.
+//!
+//! After the set time the reply begins with status 200 and comment lines, which clients skip and proxies take for life.
+//! From then on no status can be sent any more: whatever fails becomes an event in the stream.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::Frame;
+use lifeboat_engines::dialect::Dialect;
+use tokio::time::{Interval, interval, timeout};
+
+use super::error::Failure;
+use super::proxy::{Kind, kind};
+
+/// A comment line of server-sent events.
+const COMMENT: Bytes = Bytes::from_static(b": waiting\n\n");
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
+
+/// Waits for the answer; from `every` on, with comment lines under `headers`.
+pub(super) async fn accompany(
+    answer: impl Future<Output = Result<Response, Failure>> + Send + 'static,
+    every: Duration,
+    dialect: Dialect,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let mut answer: Answer = Box::pin(answer);
+    if let Ok(answered) = timeout(every, &mut answer).await {
+        return answered;
+    }
+    let waiting = Waiting { stage: Stage::Waiting(answer, interval(every)), dialect };
+    let mut response = Response::new(Body::new(waiting));
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+struct Waiting {
+    stage: Stage,
+    dialect: Dialect,
+}
+
+enum Stage {
+    Waiting(Answer, Interval),
+    Answered(Body),
+    Over,
+}
+
+impl http_body::Body for Waiting {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        loop {
+            match &mut self.stage {
+                Stage::Waiting(answer, tick) => {
+                    let Poll::Ready(answered) = answer.as_mut().poll(cx) else {
+                        ready!(tick.poll_tick(cx));
+                        return Poll::Ready(Some(Ok(Frame::data(COMMENT))));
+                    };
+                    let failure = match answered {
+                        Ok(response) if kind(response.headers()) == Kind::Events => {
+                            self.stage = Stage::Answered(response.into_body());
+                            continue;
+                        }
+                        Ok(_) => Failure::no_stream(),
+                        Err(failure) => failure,
+                    };
+                    self.stage = Stage::Over;
+                    return Poll::Ready(Some(Ok(Frame::data(failure.event(self.dialect)))));
+                }
+                Stage::Answered(body) => return Pin::new(body).poll_frame(cx).map_err(io::Error::other),
+                Stage::Over => return Poll::Ready(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Measures one request and hands the result to the recorder when it ends, however it ends.
+
+use std::sync::Arc;
+
+use lifeboat_engines::dialect::Usage;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::admission::Permit;
+use super::error::Failure;
+use crate::host::clock;
+use crate::recorder::{CLIENT_LEFT, Recorder, UsageEvent};
+
+/// One request under measurement. Its drop is the end of the request.
+#[derive(Debug)]
+pub(super) struct Meter {
+    recorder: Arc<Recorder>,
+    arrived: Instant,
+    span: tracing::Span,
+    event: Option<UsageEvent>,
+}
+
+impl Meter {
+    /// Starts with the arrival. Until told otherwise, the client is the one who left.
+    pub(super) fn start(recorder: Arc<Recorder>, endpoint: &'static str, request_id: String) -> Self {
+        let span = tracing::info_span!("request", request.id = %request_id, route = endpoint);
+        let event = UsageEvent {
+            at: clock::unix_millis(),
+            request_id,
+            row: None,
+            model: None,
+            endpoint,
+            status: CLIENT_LEFT,
+            error: None,
+            streamed: false,
+            retries: 0,
+            queue_wait: None,
+            first_byte: None,
+            total: std::time::Duration::ZERO,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            key_id: None,
+        };
+        Self { recorder, arrived: Instant::now(), span, event: Some(event) }
+    }
+
+    /// When the request arrived.
+    pub(super) const fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    /// The span of everything that happens for this request; ends with the reply.
+    pub(super) const fn span(&self) -> &tracing::Span {
+        &self.span
+    }
+
+    fn set(&mut self, set: impl FnOnce(&mut UsageEvent, Instant)) {
+        if let Some(event) = &mut self.event {
+            set(event, self.arrived);
+        }
+    }
+
+    /// The caller's key.
+    pub(super) fn called_by(&mut self, key_id: Option<Uuid>) {
+        self.set(|event, _| event.key_id = key_id);
+    }
+
+    /// What is asked for. Only names of ours may be given here: they become labels.
+    pub(super) fn asked(&mut self, model: &str, streamed: bool) {
+        self.set(|event, _| {
+            event.model = Some(model.to_owned());
+            event.streamed = streamed;
+        });
+    }
+
+    /// A slot was got.
+    pub(super) fn admitted(&mut self, permit: &Permit) {
+        self.set(|event, arrived| {
+            event.row = Some(permit.row.id);
+            if event.model.as_ref() != Some(&permit.row.model_name) {
+                event.model = Some(permit.row.model_name.clone());
+            }
+            event.queue_wait.get_or_insert_with(|| arrived.elapsed());
+        });
+    }
+
+    /// An attempt failed and another one follows.
+    pub(super) fn retried(&mut self) {
+        self.set(|event, _| event.retries += 1);
+    }
+
+    /// The first byte of the reply is here.
+    pub(super) fn first_byte(&mut self) {
+        self.set(|event, arrived| event.first_byte = Some(arrived.elapsed()));
+    }
+
+    /// The engine says what it used.
+    pub(super) fn used(&mut self, usage: Usage) {
+        self.set(|event, _| {
+            event.prompt_tokens = usage.prompt_tokens;
+            event.cached_tokens = usage.cached_tokens;
+            event.completion_tokens = usage.completion_tokens;
+        });
+    }
+
+    /// The reply was sent in full.
+    pub(super) fn done(&mut self, status: u16) {
+        self.set(|event, _| event.status = status);
+    }
+
+    /// It ended with an error.
+    pub(super) fn failed(&mut self, status: u16, failure: &Failure) {
+        self.set(|event, _| {
+            event.status = status;
+            event.error = Some(failure.code().to_owned());
+        });
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let Some(mut event) = self.event.take() else { return };
+        event.total = self.arrived.elapsed();
+        tracing::debug!(parent: &self.span, status = event.status, total_ms = event.total.as_millis(), "request ended");
+        self.recorder.record(event);
+    }
+}

@@ -1,0 +1,75 @@
+//! OpenAI's routes, and llama.cpp's own beside them.
+
+use std::sync::Arc;
+
+use lifeboat_engines::dialect::Dialect;
+use serde::Serialize;
+
+use super::route::{Route, Shape};
+use super::router::Class;
+use crate::registry::{RowView, Snapshot};
+
+const fn route(path: &'static str) -> Route {
+    Route { path, upstream: path, dialect: Dialect::OpenAi, class: Class::Generation, shape: Shape::Json, says_end: true }
+}
+
+const fn audio(path: &'static str, shape: Shape) -> Route {
+    Route { shape, says_end: false, ..route(path) }
+}
+
+const fn native(path: &'static str, upstream: &'static str) -> Route {
+    Route { upstream, class: Class::Light, shape: Shape::JsonModelOptional, ..route(path) }
+}
+
+/// Every route that an engine answers.
+pub(super) static ROUTES: [Route; 12] = [
+    route("/v1/chat/completions"),
+    route("/v1/completions"),
+    route("/v1/embeddings"),
+    route("/v1/rerank"),
+    route("/v1/responses"),
+    audio("/v1/audio/speech", Shape::Json),
+    audio("/v1/audio/transcriptions", Shape::Multipart),
+    audio("/v1/audio/translations", Shape::Multipart),
+    native("/tokenize", "/tokenize"),
+    native("/detokenize", "/detokenize"),
+    native("/v1/tokenize", "/tokenize"),
+    native("/v1/detokenize", "/detokenize"),
+];
+
+/// One entry of the list of models.
+#[derive(Debug, Serialize)]
+pub(super) struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    owned_by: &'static str,
+    /// Tokens of context, where known (the name vLLM gave it).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+}
+
+/// The list of models.
+#[derive(Debug, Serialize)]
+pub(super) struct Models<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+}
+
+/// The model as OpenAI describes it.
+pub(super) fn model<'a>(id: &'a str, pool: &[Arc<RowView>]) -> Model<'a> {
+    let context = pool.iter().filter_map(|row| row.status.resolved.as_ref().map(|resolved| resolved.context)).min();
+    Model {
+        id,
+        object: "model",
+        created: super::created(pool),
+        owned_by: "lifeboat",
+        max_model_len: context.filter(|context| *context > 0),
+    }
+}
+
+/// All models as OpenAI lists them.
+pub(super) fn models(snapshot: &Snapshot) -> Models<'_> {
+    let data = super::served(snapshot).map(|(name, pool)| model(name, pool)).collect();
+    Models { object: "list", data }
+}

@@ -1,0 +1,231 @@
+//! One call to one engine, up to the first piece of its reply.
+//!
+//! Everything before that piece can still be tried again elsewhere, so the head is held back until the first event of a
+//! stream, or the whole of a reply that is none, is here. What may be tried again is decided in one place,
+//! [`Fault::may_retry`]. Dropping a call drops its connection, by which the engine learns that nobody listens.
+
+mod client;
+mod connector;
+pub(in crate::gateway) mod outgoing;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::client::{Clients, Tasks};
+use self::connector::Connector;
+use self::outgoing::{Outgoing, Segments};
+use crate::config::GatewayConfig;
+use crate::registry::Endpoint;
+
+/// Bytes of an error reply that are read; the rest is dropped.
+const ERROR_BODY: usize = 64 << 10;
+
+/// Why an engine gave no reply.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(in crate::gateway) enum Fault {
+    /// No connection.
+    #[error("the engine cannot be reached: {0}")]
+    Connect(String),
+    /// The connection broke before the reply began.
+    #[error("the engine closed the connection before it answered: {0}")]
+    Closed(String),
+    /// The reply broke off; nothing of it was sent on.
+    #[error("the engine's reply broke off: {0}")]
+    Torn(String),
+    /// The engine is being ended.
+    #[error("the engine is being stopped")]
+    Ended,
+    /// No first byte in time.
+    #[error("the engine did not begin to answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// An answer that no engine should give here.
+    #[error("the engine answered with status {0}")]
+    Strange(StatusCode),
+    /// The engine said no.
+    #[error("the engine answered with status {status}")]
+    Refused {
+        /// Its status, 400 or more.
+        status: StatusCode,
+        /// Its `Retry-After`.
+        retry_after: Option<HeaderValue>,
+        /// Its words.
+        body: Bytes,
+    },
+}
+
+impl Fault {
+    /// Whether another engine, or the same one restarted, may do better.
+    pub(in crate::gateway) fn may_retry(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::Closed(_) | Self::Torn(_) | Self::Ended => true,
+            Self::Silent(_) | Self::Strange(_) => false,
+            Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504),
+        }
+    }
+}
+
+/// A chain of errors as one line.
+pub(super) fn describe(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+/// A reply whose first piece is here.
+#[derive(Debug)]
+pub(in crate::gateway) struct Reply {
+    /// Its status, below 300.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its first piece, or all of it.
+    pub first: Bytes,
+    /// What is to come; `None` = nothing.
+    pub rest: Option<Incoming>,
+}
+
+/// How long a call may take.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::gateway) struct Patience {
+    /// For the first piece (a whole reply, where it is no stream).
+    pub first_byte: Duration,
+    /// End of the request, whatever happens.
+    pub until: Instant,
+}
+
+/// The way to all engines.
+#[derive(Debug)]
+pub(in crate::gateway) struct Proxy {
+    clients: Clients,
+    between_chunks: Duration,
+    buffer: usize,
+}
+
+impl Proxy {
+    /// No connection is made yet. Their tasks run on `tracker` until `token` is cancelled.
+    pub(in crate::gateway) fn new(config: &GatewayConfig, tracker: &TaskTracker, token: &CancellationToken) -> Arc<Self> {
+        let tasks = Tasks { tracker: tracker.clone(), token: token.clone() };
+        let clients = Clients::new(Connector { timeout: config.connect }, tasks);
+        Arc::new(Self { clients, between_chunks: config.between_chunks, buffer: config.reply_buffer_bytes })
+    }
+
+    /// Sends one request and waits for the first piece of its reply.
+    pub(in crate::gateway) async fn call(
+        &self,
+        endpoint: &Endpoint,
+        outgoing: &Outgoing,
+        body: Segments,
+        patience: Patience,
+    ) -> Result<Reply, Fault> {
+        let until = patience.until.min(Instant::now() + patience.first_byte);
+        tokio::select! {
+            biased;
+            reply = self.exchange(endpoint, outgoing, body) => reply,
+            () = endpoint.ended.cancelled() => Err(Fault::Ended),
+            () = sleep_until(until) => Err(Fault::Silent(patience.first_byte)),
+        }
+    }
+
+    async fn exchange(&self, endpoint: &Endpoint, outgoing: &Outgoing, body: Segments) -> Result<Reply, Fault> {
+        let uri = outgoing.uri(endpoint).map_err(|error| Fault::Connect(describe(&error)))?;
+        let response = self.clients.send(&endpoint.scheme, &|| outgoing.request(&uri, endpoint, &body)).await?;
+        drop(body);
+        endpoint.load.moved();
+        let (head, mut rest) = response.into_parts();
+        if head.status.as_u16() >= 400 {
+            let retry_after = head.headers.get(header::RETRY_AFTER).cloned();
+            let (body, _) = self.gather(endpoint, &mut rest, ERROR_BODY).await?;
+            return Err(Fault::Refused { status: head.status, retry_after, body });
+        }
+        if !head.status.is_success() {
+            return Err(Fault::Strange(head.status));
+        }
+        let (first, ended) = match kind(&head.headers) {
+            Kind::Events => (self.first_event(endpoint, &mut rest).await?, false),
+            Kind::Json => self.gather(endpoint, &mut rest, self.buffer).await?,
+            Kind::Other => self.first_piece(endpoint, &mut rest).await?.map_or((Bytes::new(), true), |piece| (piece, false)),
+        };
+        Ok(Reply { status: head.status, headers: head.headers, first, rest: (!ended).then_some(rest) })
+    }
+
+    async fn first_piece(&self, endpoint: &Endpoint, body: &mut Incoming) -> Result<Option<Bytes>, Fault> {
+        loop {
+            let frame = timeout(self.between_chunks, body.frame()).await.map_err(|_| Fault::Silent(self.between_chunks))?;
+            let Some(frame) = frame else { return Ok(None) };
+            endpoint.load.moved();
+            // Trailers are not passed on.
+            if let Ok(data) = frame.map_err(|error| Fault::Torn(describe(&error)))?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+    }
+
+    /// The first piece that says something: comments of the engine are no sign of life worth giving up a retry for.
+    async fn first_event(&self, endpoint: &Endpoint, body: &mut Incoming) -> Result<Bytes, Fault> {
+        loop {
+            match body.frame().await {
+                None => return Err(Fault::Torn("the stream ended before its first event".into())),
+                Some(Err(error)) => return Err(Fault::Torn(describe(&error))),
+                Some(Ok(frame)) => {
+                    endpoint.load.moved();
+                    if let Ok(data) = frame.into_data()
+                        && !data.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line[0] == b':')
+                    {
+                        return Ok(data);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads a reply to its end, or to `limit` and a little more. True = this was the end.
+    async fn gather(&self, endpoint: &Endpoint, body: &mut Incoming, limit: usize) -> Result<(Bytes, bool), Fault> {
+        let Some(first) = self.first_piece(endpoint, body).await? else { return Ok((Bytes::new(), true)) };
+        let Some(second) = self.first_piece(endpoint, body).await? else { return Ok((first, true)) };
+        let mut gathered = BytesMut::from(first);
+        gathered.extend_from_slice(&second);
+        while gathered.len() <= limit {
+            let Some(piece) = self.first_piece(endpoint, body).await? else { return Ok((gathered.freeze(), true)) };
+            gathered.extend_from_slice(&piece);
+        }
+        Ok((gathered.freeze(), false))
+    }
+}
+
+/// How a reply is handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gateway) enum Kind {
+    /// Server-sent events.
+    Events,
+    /// A JSON document.
+    Json,
+    /// Anything else (audio).
+    Other,
+}
+
+/// What the content type says.
+pub(in crate::gateway) fn kind(headers: &HeaderMap) -> Kind {
+    let content_type = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let starts = |with: &str| content_type.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()));
+    if starts("text/event-stream") {
+        Kind::Events
+    } else if starts("application/json") {
+        Kind::Json
+    } else {
+        Kind::Other
+    }
+}

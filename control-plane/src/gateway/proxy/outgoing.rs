@@ -1,0 +1,166 @@
+//! One request to an engine: built anew for each attempt from parts that are shared, never copied.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName};
+use http::uri::PathAndQuery;
+use http::{Method, Request, Uri};
+use http_body::{Body, Frame, SizeHint};
+
+use crate::registry::Endpoint;
+
+/// Headers that concern one connection only, that identify the client to us, or that would change what comes back.
+/// `X-Conversation-Id` makes llama-server go on generating after a disconnect; a compressed reply could not be read.
+const NOT_FORWARDED: [HeaderName; 22] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::EXPECT,
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::ACCEPT_ENCODING,
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    header::COOKIE,
+    HeaderName::from_static("x-conversation-id"),
+    header::ORIGIN,
+    header::REFERER,
+    header::FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    HeaderName::from_static("x-real-ip"),
+];
+
+/// Takes what an engine may not see out of a client's headers.
+pub(in crate::gateway) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in NOT_FORWARDED.iter().chain(&named) {
+        headers.remove(name);
+    }
+}
+
+/// A body in up to three pieces: what stands before a spliced value, the value, what stands behind it.
+#[derive(Debug, Clone, Default)]
+pub(in crate::gateway) struct Segments([Bytes; 3]);
+
+impl Segments {
+    /// The body as it came.
+    pub(in crate::gateway) fn whole(body: Bytes) -> Self {
+        Self([body, Bytes::new(), Bytes::new()])
+    }
+
+    /// The body with `range` replaced. The range must lie within it.
+    pub(in crate::gateway) fn spliced(body: &Bytes, range: std::ops::Range<usize>, value: Bytes) -> Self {
+        Self([body.slice(..range.start), value, body.slice(range.end..)])
+    }
+
+    /// Bytes left.
+    pub(in crate::gateway) fn len(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+}
+
+impl Body for Segments {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.0.iter_mut().find(|piece| !piece.is_empty()).map(std::mem::take);
+        Poll::Ready(next.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.iter().all(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len() as u64)
+    }
+}
+
+/// What is sent to whichever engine serves the request.
+#[derive(Debug)]
+pub(in crate::gateway) struct Outgoing {
+    /// Path on the engine, from `/`.
+    pub path: &'static str,
+    /// The client's query, without `?`.
+    pub query: Option<String>,
+    /// The client's headers, stripped.
+    pub headers: HeaderMap,
+}
+
+impl Outgoing {
+    /// Where it goes on this engine.
+    pub(super) fn uri(&self, endpoint: &Endpoint) -> Result<Uri, http::Error> {
+        let path = match (&self.query, endpoint.prefix.is_empty()) {
+            (None, true) => PathAndQuery::from_static(self.path),
+            (None, false) => PathAndQuery::try_from(format!("{}{}", endpoint.prefix, self.path))?,
+            (Some(query), _) => PathAndQuery::try_from(format!("{}{}?{query}", endpoint.prefix, self.path))?,
+        };
+        Uri::builder().scheme(endpoint.scheme.clone()).authority(endpoint.authority.clone()).path_and_query(path).build()
+    }
+
+    /// One attempt.
+    pub(super) fn request(&self, uri: &Uri, endpoint: &Endpoint, body: &Segments) -> Request<Segments> {
+        let mut request = Request::new(body.clone());
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri.clone();
+        request.headers_mut().clone_from(&self.headers);
+        if let Some(key) = &endpoint.authorization {
+            request.headers_mut().insert(header::AUTHORIZATION, key.clone());
+        }
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::testing::endpoint;
+    use http::HeaderValue;
+
+    #[test]
+    fn secrets_and_connection_headers_of_the_client_are_not_forwarded() {
+        let mut headers = HeaderMap::new();
+        for name in ["authorization", "x-api-key", "cookie", "x-conversation-id", "keep-alive", "x-mine", "host", "origin"] {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static("v"));
+        }
+        headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close, X-Mine"));
+        strip(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["anthropic-version"]);
+    }
+
+    #[test]
+    fn a_splice_shares_the_bytes_around_it_and_knows_its_length() {
+        let body = Bytes::from_static(br#"{"model":"a","x":1}"#);
+        let spliced = Segments::spliced(&body, 9..12, Bytes::from_static(br#""longer""#));
+        assert_eq!(spliced.0.concat(), br#"{"model":"longer","x":1}"#);
+        assert_eq!(spliced.len(), spliced.0.concat().len());
+        assert_eq!(spliced.0[0].as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn prefix_and_query_reach_the_engine() {
+        let mut engine = std::sync::Arc::into_inner(endpoint(8080, 1)).unwrap();
+        let mut outgoing = Outgoing { path: "/v1/messages", query: None, headers: HeaderMap::new() };
+        assert_eq!(outgoing.uri(&engine).unwrap(), "http://127.0.0.1:8080/v1/messages");
+        engine.prefix = "/llm".into();
+        outgoing.query = Some("beta=true".into());
+        assert_eq!(outgoing.uri(&engine).unwrap(), "http://127.0.0.1:8080/llm/v1/messages?beta=true");
+    }
+}
