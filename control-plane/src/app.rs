@@ -29,11 +29,9 @@ use crate::jobs::Jobs;
 use crate::keys::{Keys, LocalToken};
 use crate::lifecycle::Lifecycle;
 use crate::models::Models;
-use crate::reconciler::driver::Driver;
 use crate::registry::Registry;
 use crate::security::{self, is_loopback};
 use crate::store::Store;
-use crate::supervisor::failure::chain;
 use crate::supervisor::{Deps, Supervisor};
 use crate::telemetry::metrics::Metrics;
 
@@ -91,9 +89,9 @@ impl RunningApp {
         let registry = Arc::new(Registry::default());
         let activator = Activator::default();
         let events = Arc::new(Events::new(config.http.event_ring));
-        let engines = Arc::new(Engines {});
         let downloads = Downloads::new(Http::new(config.sources.connect), &config.sources);
-        let models = Arc::new(Models::new(&config, downloads, facts::measure));
+        let models = Arc::new(Models::new(&config, downloads.clone(), facts::measure));
+        let engines = Arc::new(Engines::new(Arc::clone(&config), downloads, Models::clone(&models), facts::measure));
         let metrics = Arc::new(Metrics::new(Arc::clone(&registry)));
         let supervisor = (mode == Mode::Serve).then(|| {
             Arc::new(Supervisor::new(Deps {
@@ -114,16 +112,6 @@ impl RunningApp {
             lifecycle.tracker.clone(),
             lifecycle.soft.child_token(),
         );
-        if let Some(supervisor) = &supervisor {
-            let driver = Driver {
-                store: Arc::clone(&store),
-                registry: Arc::clone(&registry),
-                supervisor: Arc::clone(supervisor),
-                activator: activator.clone(),
-                token: lifecycle.soft.clone(),
-            };
-            lifecycle.tracker.spawn(driver.run());
-        }
         lifecycle.tracker.spawn(feed::run(Arc::clone(&registry), Arc::clone(&events), lifecycle.soft.clone()));
         lifecycle.tracker.spawn(flush_keys(Arc::clone(&keys), Arc::clone(&store), lifecycle.clone()));
         let api = ApiState::new(ApiDeps {
@@ -167,19 +155,13 @@ impl RunningApp {
         let Self { lifecycle, config, store, keys, supervisor, accepting, .. } = self;
         lifecycle.stop();
         let ending = async {
+            let engines = async {
+                if let Some(supervisor) = &supervisor {
+                    supervisor.stop_all().await;
+                }
+            };
             // The accept loop cannot fail but by a bug of ours, which the log shows.
-            match &supervisor {
-                Some(supervisor) if lifecycle.handover.is_cancelled() => {
-                    let _connections = accepting.await;
-                    supervisor.release_all().await;
-                }
-                Some(supervisor) => {
-                    let (_connections, ()) = tokio::join!(accepting, supervisor.stop_all());
-                }
-                None => {
-                    let _connections = accepting.await;
-                }
-            }
+            let (_connections, ()) = tokio::join!(accepting, engines);
         };
         let mut ending = std::pin::pin!(ending);
         let deadline = config.http.stop_grace.max(config.supervisor.drain + config.supervisor.kill_after);
@@ -194,7 +176,7 @@ impl RunningApp {
             tracing::warn!(tasks = lifecycle.tracker.len(), "tasks did not end in time");
         }
         if let Err(error) = keys.flush(&store).await {
-            tracing::warn!(error = chain(&error), "the last use of keys was not written");
+            tracing::warn!(error = crate::api::error::chain(&error), "the last use of keys was not written");
         }
         store.close().await;
         tracing::info!("stopped");
@@ -225,7 +207,7 @@ async fn flush_keys(keys: Arc<Keys>, store: Arc<Store>, lifecycle: Lifecycle) {
             () = tokio::time::sleep(FLUSH_EVERY) => {}
         }
         if let Err(error) = keys.flush(&store).await {
-            tracing::warn!(error = chain(&error), "the last use of keys was not written");
+            tracing::warn!(error = crate::api::error::chain(&error), "the last use of keys was not written");
         }
     }
 }

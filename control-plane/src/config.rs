@@ -294,6 +294,9 @@ pub struct SourcesConfig {
     /// A helper program (pip, cmake, ninja) that shows no sign of life this long is ended. Default 600 s.
     #[serde(deserialize_with = "duration::read")]
     pub tool_stall: Duration,
+    /// An engine build that failed its proof is not tried again by itself for this long. Default 1 h.
+    #[serde(deserialize_with = "duration::read")]
+    pub retry_failed_build: Duration,
 }
 
 impl Default for SourcesConfig {
@@ -311,6 +314,7 @@ impl Default for SourcesConfig {
             retry_backoff: Duration::from_secs(1),
             disk_margin_bytes: 512 << 20,
             tool_stall: Duration::from_secs(600),
+            retry_failed_build: Duration::from_secs(3600),
         }
     }
 }

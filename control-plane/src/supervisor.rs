@@ -20,7 +20,7 @@ pub mod logs;
 pub mod probe;
 mod publisher;
 mod run_note;
-mod stall;
+pub mod stall;
 mod task;
 
 use std::collections::{HashMap, HashSet};

@@ -32,6 +32,8 @@ pub struct Candidate {
     pub label: String,
     /// Where it comes from.
     pub source: Source,
+    /// It is for an accelerator: a build that sees none is of no use.
+    pub accelerated: bool,
     /// Whether it is taken.
     pub verdict: Verdict,
 }
@@ -196,7 +198,7 @@ fn judge(entry: &Entry, host: &HostFacts) -> Candidate {
         Err(reason) => Verdict::Rejected(reason),
         Ok(()) => entry.opt_in.clone().map_or(Verdict::Taken, Verdict::OptIn),
     };
-    Candidate { id: entry.id.clone(), engine: entry.engine, label: entry.label.clone(), source, verdict }
+    Candidate { id: entry.id.clone(), engine: entry.engine, label: entry.label.clone(), source, accelerated: entry.needs.device.is_some(), verdict }
 }
 
 #[cfg(test)]

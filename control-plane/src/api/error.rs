@@ -14,7 +14,6 @@ use crate::jobs::{Busy, JobError};
 use crate::keys::Denied;
 use crate::security::Refused;
 use crate::store::StoreError;
-use crate::supervisor::failure::chain;
 
 /// What went wrong, for programs (`code`) and people (`message`, `hint`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -102,6 +101,12 @@ impl ApiError {
     }
 }
 
+/// An error and its causes in one line.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 impl IntoResponse for ApiError {
     /// Leaves the body to [`super::edge`].
     fn into_response(self) -> Response {
@@ -148,11 +153,11 @@ impl From<Denied> for ApiError {
 
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
-        let code = match refused {
-            Refused::Host(_) => "host_not_allowed",
-            Refused::Origin(_) => "origin_not_allowed",
+        let (status, code) = match refused {
+            Refused::Host(_) => (StatusCode::MISDIRECTED_REQUEST, "host_not_allowed"),
+            Refused::Origin(_) => (StatusCode::FORBIDDEN, "origin_not_allowed"),
         };
-        Self::new(refused.status(), code, refused.to_string()).hint(refused.hint())
+        Self::new(status, code, refused.to_string()).hint(refused.hint())
     }
 }
 

@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 
 use axum::Router;
-use axum::response::{IntoResponse, Response};
-use http::header;
-use lifeboat_engines::dialect::errors::{self, Dialect, ErrorCode};
+use axum::response::Response;
 use tower::Layer;
 use uuid::Uuid;
 
@@ -25,13 +23,6 @@ pub fn service(api: ApiState, config: &SecurityConfig, listen: SocketAddr) -> Gu
     GuardLayer::new(Rules::new(config, listen), refuse).layer(routes)
 }
 
-/// Words a refusal in the dialect of the path.
-fn refuse(path: &str, refused: &Refused) -> Response {
-    let dialect = match path {
-        _ if path.starts_with("/v1/messages") => Dialect::Anthropic,
-        _ if path.starts_with("/v1/") => Dialect::OpenAi,
-        _ => return ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string()),
-    };
-    let error = errors::ApiError::new(ErrorCode::ForbiddenOrigin, format!("{refused}; {}", refused.hint()));
-    (refused.status(), [(header::CONTENT_TYPE, "application/json")], error.body(dialect)).into_response()
+fn refuse(_path: &str, refused: &Refused) -> Response {
+    ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string())
 }

@@ -297,34 +297,20 @@ fn folder_bytes(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Python with nothing of our environment but what pip needs: where its tools, its settings, its
-/// proxy and its certificates are.
+/// Python with the environment of every helper program, and the operator's settings for pip.
 fn python_command(program: &Path, folder: &Path) -> Command {
     let mut command = spawn::command(program);
-    command.current_dir(folder).env_clear().envs(std::env::vars_os().filter(|(name, _)| passes(&name.to_string_lossy())));
+    command.current_dir(folder).envs(std::env::vars_os().filter(|(name, _)| passes(&name.to_string_lossy())));
     // An operator's settings for their own use of pip that would contradict a private target folder.
     command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0").env("PYTHONDONTWRITEBYTECODE", "1").env("LC_ALL", "C.UTF-8");
     command
 }
 
+/// Settings of pip pass, but for those that would say what to install where.
 fn passes(name: &str) -> bool {
-    const EXACT: &[&str] = &[
-        "HOME",
-        "PATH",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "NETRC",
-        "XDG_CONFIG_HOME",
-        "XDG_CONFIG_DIRS",
-    ];
-    const ANY_CASE: &[&str] = &["http_proxy", "https_proxy", "all_proxy", "no_proxy"];
-    const CONTRADICT: &[&str] =
-        &["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_DRY_RUN", "PIP_NO_BINARY", "PIP_ONLY_BINARY", "PIP_NO_INDEX_HASH"];
-    EXACT.contains(&name)
-        || ANY_CASE.iter().any(|known| name.eq_ignore_ascii_case(known))
-        || (name.starts_with("PIP_") && !CONTRADICT.contains(&name))
+    const CONTRADICT: [&str; 8] =
+        ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_DRY_RUN", "PIP_NO_BINARY", "PIP_ONLY_BINARY", "PIP_REPORT"];
+    name.starts_with("PIP_") && !CONTRADICT.contains(&name)
 }
 
 /// Every Python 3 on the search path, in the order to try them, each file once.
@@ -361,11 +347,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_pip_needs_is_passed_on() {
-        for name in ["HOME", "PATH", "PIP_INDEX_URL", "https_proxy", "HTTPS_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"] {
+    fn settings_of_pip_pass_but_for_those_that_say_what_to_install_where() {
+        for name in ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_DEFAULT_TIMEOUT"] {
             assert!(passes(name), "{name}");
         }
-        for name in ["HF_TOKEN", "LIFEBOAT_DATA_DIR", "PYTHONPATH", "LD_PRELOAD", "PIP_TARGET", "AWS_SECRET_ACCESS_KEY"] {
+        for name in ["HF_TOKEN", "PYTHONPATH", "LD_PRELOAD", "PIP_TARGET", "PIP_ROOT", "XPIP_CERT"] {
             assert!(!passes(name), "{name}");
         }
     }

@@ -78,6 +78,11 @@ pub async fn get(target: &Target, path: &str, within: Duration) -> Result<Answer
     exchange(target, Method::GET, path, Bytes::new(), within).await
 }
 
+/// POST of a JSON body.
+pub async fn post(target: &Target, path: &str, body: Bytes, within: Duration) -> Result<Answer, ProbeError> {
+    exchange(target, Method::POST, path, body, within).await
+}
+
 /// Asks for the smallest piece of real work; true if it came. What an engine does whose health answers while its
 /// decoding is dead, is not this.
 pub async fn one_token(target: &Target, task: Task, model: &str, within: Duration) -> Result<(), ProbeError> {
@@ -87,7 +92,7 @@ pub async fn one_token(target: &Target, task: Task, model: &str, within: Duratio
         Task::Rerank => ("/v1/rerank", serde_json::json!({ "model": model, "query": "a", "documents": ["a"] })),
     };
     // A refusal is an answer too: something thought about it.
-    exchange(target, Method::POST, path, Bytes::from(body.to_string()), within).await.map(|_| ())
+    post(target, path, Bytes::from(body.to_string()), within).await.map(|_| ())
 }
 
 async fn exchange(target: &Target, method: Method, path: &str, body: Bytes, within: Duration) -> Result<Answer, ProbeError> {

@@ -1,7 +1,6 @@
 //! The REST API over a real database and a real socket. Where no engine is needed, the control plane runs in
 //! this process with its API alone.
 
-mod events;
 mod keys;
 mod openapi;
 mod security;
