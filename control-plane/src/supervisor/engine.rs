@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use http::uri::{Authority, Scheme};
 use lifeboat_engines::EngineAdapter;
+use lifeboat_engines::diagnose::diagnose;
 use lifeboat_engines::spec::Health;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -19,13 +20,14 @@ use super::publisher::Publisher;
 use super::run_note::RunNote;
 use super::stall::{Look, Movement};
 use crate::config::SupervisorConfig;
+use crate::host::facts;
 use crate::progress::Progress;
 use crate::registry::{Endpoint, RowLoad, RowState};
 
 /// First pause between two looks at a loading engine; small, because a cached load takes less than a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks at what the processes of a loading engine use: each reads all of /proc.
 const USAGE_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for one health answer.
@@ -37,8 +39,10 @@ const MISSING_ANSWERS: u32 = 3;
 const DROP_CONNECTIONS: Duration = Duration::from_secs(1);
 /// Steps in which a load's progress is shown.
 const LOAD_STEPS: u64 = 1000;
-/// Lines of the engine's log shown with its death.
+/// Lines of the engine's log shown with a load that stands still.
 const LAST_LINES: usize = 6;
+/// Lines of the engine's log that may tell why it died.
+const DIAGNOSED_LINES: usize = 100;
 
 /// A launched engine.
 pub struct Engine {
@@ -102,7 +106,7 @@ impl Engine {
         let mut pause = FIRST_PAUSE;
         loop {
             let health = tokio::select! {
-                exit = self.child.wait() => return Err(Failure::died(self.death(exit))),
+                exit = self.child.wait() => return Err(self.death(exit).await),
                 health = self.ask_health(&target) => health,
             };
             if health == Ok(Health::Ready) {
@@ -130,7 +134,7 @@ impl Engine {
                 return Err(Failure::died(with_lines(reason, &self.child.last_log_lines(LAST_LINES))));
             }
             tokio::select! {
-                exit = self.child.wait() => return Err(Failure::died(self.death(exit))),
+                exit = self.child.wait() => return Err(self.death(exit).await),
                 () = tokio::time::sleep(pause) => {}
             }
             pause = (pause * 5 / 4).min(LONGEST_PAUSE);
@@ -178,7 +182,7 @@ impl Engine {
                 status.pid = Some(self.child.pid());
                 status.endpoint = None;
                 status.resolved = Some(self.note.resolved.clone());
-                status.build = Some(self.note.build.clone());
+                status.build = Some(self.note.build.id.clone());
             })
             .await;
     }
@@ -188,12 +192,12 @@ impl Engine {
     pub async fn until_broken(&mut self, config: &SupervisorConfig) -> Failure {
         loop {
             tokio::select! {
-                exit = self.child.wait() => return Failure::died(self.death(exit)),
+                exit = self.child.wait() => return self.death(exit).await,
                 () = tokio::time::sleep(config.probe_every) => {}
             }
             let target = self.target();
             let health = tokio::select! {
-                exit = self.child.wait() => return Failure::died(self.death(exit)),
+                exit = self.child.wait() => return self.death(exit).await,
                 health = self.ask_health(&target) => health,
             };
             if let Some(reason) = self.judge_health(health, config) {
@@ -202,7 +206,7 @@ impl Engine {
             if self.decoding_stands_still(config) {
                 let (task, within) = (self.note.resolved.task, config.hang_after);
                 let confirmed = tokio::select! {
-                    exit = self.child.wait() => return Failure::died(self.death(exit)),
+                    exit = self.child.wait() => return self.death(exit).await,
                     answer = probe::one_token(&target, task, "probe", within) => answer,
                 };
                 self.movement = None;
@@ -255,9 +259,15 @@ impl Engine {
     }
 
     /// How it died, in words.
-    fn death(&self, exit: Exit) -> String {
+    async fn death(&self, exit: Exit) -> Failure {
+        let lines = self.child.last_log_lines(DIAGNOSED_LINES);
         let doing = if self.endpoint.is_some() { "the engine died" } else { "the engine died while it loaded" };
-        with_lines(format!("{doing}: {exit}"), &self.child.last_log_lines(LAST_LINES))
+        let build = self.note.build.clone();
+        let diagnosis = tokio::task::spawn_blocking(move || diagnose(exit.code, exit.signal, &lines, &build, &facts::measure())).await;
+        Failure::died(match diagnosis {
+            Ok(diagnosis) => format!("{doing}: {}; {}", diagnosis.cause, diagnosis.hint),
+            Err(_) => format!("{doing}: {exit}"),
+        })
     }
 
     /// Lets nobody in any more, if nobody is inside. True if the gate is shut now.

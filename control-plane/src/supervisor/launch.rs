@@ -114,7 +114,7 @@ pub async fn start(publisher: &mut Publisher, deps: &Deps, prepared: Prepared) -
         port: ports::free_loopback_port().map_err(io)?,
         api_key: random_key(),
         resolved,
-        build: build.id.clone(),
+        build: Build::clone(build),
     };
     let plan = adapter.launch(&launch_input(&row.spec, &note, build, prepared.model.as_deref(), &home));
     let supervisor = &deps.config.supervisor;

@@ -1,6 +1,6 @@
 //! What a row's task leaves with the guard of its engine, to know the engine again after a crash of its own.
 
-use lifeboat_engines::spec::Resolved;
+use lifeboat_engines::spec::{Build, Resolved};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Generation, RowId};
@@ -21,7 +21,7 @@ pub struct RunNote {
     /// What "auto" became.
     pub resolved: Resolved,
     /// The build it runs.
-    pub build: String,
+    pub build: Build,
 }
 
 impl std::fmt::Debug for RunNote {
