@@ -53,6 +53,7 @@ impl EngineAdapter for External {
             cache_type_v: CacheType::F16,
             host_cache_mib: 0,
             context_checkpoints: 0,
+            pooling: None,
             memory: MemoryNeed::default(),
             arithmetic,
         })

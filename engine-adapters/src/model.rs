@@ -34,6 +34,9 @@ pub struct ModelFacts {
     pub chat_template: bool,
     /// What it is for.
     pub task: Task,
+    /// The header says how the vectors of tokens become one (embedding and rerank models).
+    #[serde(default)]
+    pub pooling: bool,
     /// Whether an engine can keep a prefix of a conversation.
     pub prefix_reuse: PrefixReuse,
     /// Experts per layer; 0 for dense models.

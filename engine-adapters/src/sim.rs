@@ -73,6 +73,7 @@ impl EngineAdapter for Sim {
             cache_type_v: CacheType::F16,
             host_cache_mib: 0,
             context_checkpoints: 0,
+            pooling: None,
             memory: MemoryNeed { compute_bytes: MEMORY_BYTES, ..MemoryNeed::default() },
             arithmetic: vec![
                 format!("slots {slots}: {}", said(spec.slots.is_some())),

@@ -66,6 +66,9 @@ pub enum Placement {
     Split,
 }
 
+/// The usual way to make one vector of many, where the header names none: without one the engine answers an error.
+const DEFAULT_POOLING: &str = "mean";
+
 /// Turns every "auto" of a llama.cpp row into a number.
 pub fn resolve(spec: &EngineSpec, model: &ModelFacts, host: &HostFacts) -> Result<Resolved, SizingError> {
     let free = free_memory(spec, host);
@@ -97,6 +100,7 @@ pub fn resolve(spec: &EngineSpec, model: &ModelFacts, host: &HostFacts) -> Resul
         cache_type_v: shape.value,
         host_cache_mib: extras.cache_mib,
         context_checkpoints: extras.checkpoints,
+        pooling: (task == Task::Embedding && !model.pooling).then(|| DEFAULT_POOLING.to_owned()),
         memory,
         arithmetic: explain(spec, model, host, free, shape, &chosen, memory, &extras, threads),
     })

@@ -251,6 +251,9 @@ pub struct Resolved {
     /// Points a slot can be rewound to, kept in host memory (sliding-window and recurrent models; 0 for others).
     #[serde(default)]
     pub context_checkpoints: u32,
+    /// How the vectors of an input's tokens become one, where the row makes vectors and the model does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<String>,
     /// Bytes it needs, by part.
     pub memory: MemoryNeed,
     /// One line a decision: what was chosen and the numbers behind it.

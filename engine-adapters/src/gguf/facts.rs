@@ -73,6 +73,7 @@ pub fn facts(first: &Header, others: &[Header]) -> Result<ModelFacts, GgufError>
         licence: first.text("general.license").map(str::to_owned),
         chat_template: first.values.keys().any(|key| key == "tokenizer.chat_template" || key.starts_with("tokenizer.chat_template.")),
         task,
+        pooling: keys.number("pooling_type").is_some_and(|kind| kind > 0),
         prefix_reuse: architecture::prefix_reuse(keys.architecture, has_windows, has_recurrence),
         experts: keys.small("expert_count"),
         experts_used: keys.small_max("expert_used_count"),

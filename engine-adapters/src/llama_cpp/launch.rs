@@ -21,6 +21,7 @@
 //! | `--device` | names, comma separated | the row names devices |
 //! | `--fit` | `off`, or `on` where the engine splits a model between devices and host | always |
 //! | `--embeddings` | | embedding rows |
+//! | `--pooling` | mean | embedding rows whose model does not say |
 //! | `--rerank` | | rerank rows |
 //! | `--jinja` | | chat |
 //! | `--metrics` `--slots` | | always |
@@ -28,7 +29,6 @@
 //! | `--offline` | | always |
 //! | `--sse-ping-interval` | 2 | always; how soon a stopped engine lets go of open streams |
 //! | `--cors-origins` `--no-cors-credentials` | an origin that cannot exist | always; browsers are kept out |
-//! | `--log-colors` | off | always |
 //!
 //! `--load-mode` and the older `--mmap` family are left to the engine's default (mapped files), which every
 //! version has under one name or the other. A flag that the build's `--help` does not list is left out, except
@@ -111,7 +111,6 @@ fn serving(arguments: &mut Arguments<'_>, input: &LaunchInput<'_>) {
     arguments.if_known("--sse-ping-interval", Some(SSE_PING_SECONDS));
     arguments.if_known("--cors-origins", Some(NO_ORIGIN));
     arguments.if_known("--no-cors-credentials", None);
-    arguments.if_known("--log-colors", Some("off"));
 }
 
 fn memory(arguments: &mut Arguments<'_>, input: &LaunchInput<'_>) {
@@ -146,7 +145,12 @@ fn task(arguments: &mut Arguments<'_>, input: &LaunchInput<'_>) {
             arguments.if_known("--slot-prompt-similarity", Some(SLOT_SIMILARITY));
             arguments.if_known("--no-cache-idle-slots", None);
         }
-        Task::Embedding => arguments.always_alone("--embeddings"),
+        Task::Embedding => {
+            arguments.always_alone("--embeddings");
+            if let Some(pooling) = &input.resolved.pooling {
+                arguments.always("--pooling", pooling);
+            }
+        }
         Task::Rerank => arguments.always_alone("--rerank"),
     }
     if input.resolved.task != Task::Chat {

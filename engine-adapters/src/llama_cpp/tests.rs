@@ -95,7 +95,7 @@ fn embedding_rows_get_a_batch_that_holds_a_whole_input() {
     spec.task = Some(Task::Embedding);
     spec.context = Some(2000);
     let line = launch(&spec, &build()).args.join(" ");
-    assert!(line.contains("--embeddings --batch-size 2048 --ubatch-size 2048"), "{line}");
+    assert!(line.contains("--embeddings --pooling mean --batch-size 2048 --ubatch-size 2048"), "{line}");
     assert!(!line.contains("--jinja"), "{line}");
 }
 

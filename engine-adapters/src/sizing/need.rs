@@ -71,20 +71,24 @@ pub fn kv_bytes_per_token(model: &ModelFacts) -> u64 {
     full.map(|layer| CacheType::F16.bytes(u64::from(layer.key) + u64::from(layer.value))).sum()
 }
 
-/// Compute buffers and the process. No closed form exists; this is the shape of the largest graph, measured
-/// against the engine's own log: logits of a batch (chat only), a few activations as wide as the feed-forward
-/// part, the attention mask, and the tokenizer.
+/// Compute buffers and the process. No closed form exists; this is the shape of the largest graph: a few
+/// activations as wide as the feed-forward part, the attention mask, logits, and the tokenizer. A device reserves
+/// the logits of a whole batch; on the host only those of the tokens that are sampled are ever touched. Measured
+/// with `SmolLM2` (2 slots of 8192): 164 MB by this, 76 MB resident.
 pub fn compute_bytes(model: &ModelFacts, shape: Shape, plan: Plan) -> u64 {
     let batch = u64::from(shape.ubatch(plan.context));
-    let width = u64::from(model.embedding_length);
     let vocabulary = u64::from(model.vocabulary);
-    let logits = if shape.task == Task::Chat { vocabulary } else { 0 };
-    let experts = u64::from(model.experts_used) * 2;
-    let wide = logits.saturating_add(width.saturating_mul(20 + experts));
-    let activations = batch.saturating_mul(wide).saturating_mul(4);
+    let outputs = match (shape.task, shape.devices) {
+        (Task::Chat, 0) => plan.slots.into(),
+        (Task::Chat, _) => batch,
+        _ => 0,
+    };
+    let logits = outputs.saturating_mul(vocabulary).saturating_mul(4);
+    let width = u64::from(model.embedding_length).saturating_mul(20 + 2 * u64::from(model.experts_used));
+    let activations = batch.saturating_mul(width).saturating_mul(4);
     let mask = u64::from(cells(plan.context)).saturating_mul(batch).saturating_mul(6);
     let tables = vocabulary.saturating_mul(300);
-    PROCESS_BYTES.saturating_add(activations).saturating_add(mask).saturating_add(tables)
+    [PROCESS_BYTES, logits, activations, mask, tables].into_iter().fold(0, u64::saturating_add)
 }
 
 /// Everything but the extras.

@@ -54,6 +54,7 @@ pub(crate) fn smollm2() -> ModelFacts {
         licence: Some("apache-2.0".into()),
         chat_template: true,
         task: Task::Chat,
+        pooling: false,
         prefix_reuse: PrefixReuse::Full,
         experts: 0,
         experts_used: 0,
