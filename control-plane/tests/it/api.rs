@@ -2,6 +2,7 @@
 //! this process with its API alone.
 
 mod keys;
+mod live;
 mod openapi;
 mod security;
 mod servers;
@@ -35,11 +36,15 @@ impl Api {
     }
 
     async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::start_as(Mode::ApiOnly, change).await
+    }
+
+    async fn start_as(mode: Mode, change: impl FnOnce(&mut Config)) -> Self {
         let data_dir = TempDir::with_prefix("lifeboat-api-").unwrap();
         let mut config = Config::new(data_dir.path().join("data"));
         config.listen.set_port(0);
         change(&mut config);
-        let app = RunningApp::start(config, Mode::ApiOnly).await.unwrap();
+        let app = RunningApp::start(config, mode).await.unwrap();
         Self { base: app.base_url(), app: Some(app), data_dir, client: client() }
     }
 
