@@ -16,12 +16,14 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use crate::activator::Activator;
+use crate::api;
 use crate::api::servers::feed;
 use crate::api::state::{ApiDeps, ApiState};
 use crate::config::Config;
 use crate::download::Downloads;
 use crate::engines::Engines;
 use crate::events::Events;
+use crate::gateway::{self, GatewayDeps};
 use crate::host::facts;
 use crate::host::http::Http;
 use crate::host::instance::Instance;
@@ -29,9 +31,12 @@ use crate::jobs::Jobs;
 use crate::keys::{Keys, LocalToken};
 use crate::lifecycle::Lifecycle;
 use crate::models::Models;
+use crate::reconciler::driver::Driver;
+use crate::recorder::Recorder;
 use crate::registry::Registry;
 use crate::security::{self, is_loopback};
 use crate::store::Store;
+use crate::supervisor::failure::chain;
 use crate::supervisor::{Deps, Supervisor};
 use crate::telemetry::metrics::Metrics;
 
@@ -112,6 +117,16 @@ impl RunningApp {
             lifecycle.tracker.clone(),
             lifecycle.soft.child_token(),
         );
+        if let Some(supervisor) = &supervisor {
+            let driver = Driver {
+                store: Arc::clone(&store),
+                registry: Arc::clone(&registry),
+                supervisor: Arc::clone(supervisor),
+                activator: activator.clone(),
+                token: lifecycle.soft.clone(),
+            };
+            lifecycle.tracker.spawn(driver.run());
+        }
         lifecycle.tracker.spawn(feed::run(Arc::clone(&registry), Arc::clone(&events), lifecycle.soft.clone()));
         lifecycle.tracker.spawn(flush_keys(Arc::clone(&keys), Arc::clone(&store), lifecycle.clone()));
         let api = ApiState::new(ApiDeps {
@@ -130,7 +145,17 @@ impl RunningApp {
             tracker: lifecycle.tracker.clone(),
             stopping: lifecycle.soft.clone(),
         });
-        let service = routes::service(api, &config.security, address);
+        let gateway = gateway::router(GatewayDeps {
+            config: Arc::clone(&config),
+            registry: Arc::clone(&registry),
+            keys: Arc::clone(&keys),
+            activator: api.activator.clone(),
+            metrics: Arc::clone(&api.metrics),
+            recorder: Recorder::start(Arc::clone(&api.metrics), config.gateway.recent_requests, &lifecycle.tracker, lifecycle.hard.clone()),
+            tracker: lifecycle.tracker.clone(),
+            token: lifecycle.hard.clone(),
+        });
+        let service = routes::service(api::router(api).merge(gateway), &config.security, address);
         let accepting = lifecycle.tracker.spawn({
             let (config, lifecycle) = (Arc::clone(&config), lifecycle.clone());
             async move { listener::serve(listener, service, &config.http, &lifecycle).await }
@@ -155,13 +180,19 @@ impl RunningApp {
         let Self { lifecycle, config, store, keys, supervisor, accepting, .. } = self;
         lifecycle.stop();
         let ending = async {
-            let engines = async {
-                if let Some(supervisor) = &supervisor {
-                    supervisor.stop_all().await;
-                }
-            };
             // The accept loop cannot fail but by a bug of ours, which the log shows.
-            let (_connections, ()) = tokio::join!(accepting, engines);
+            match &supervisor {
+                Some(supervisor) if lifecycle.handover.is_cancelled() => {
+                    let _connections = accepting.await;
+                    supervisor.release_all().await;
+                }
+                Some(supervisor) => {
+                    let (_connections, ()) = tokio::join!(accepting, supervisor.stop_all());
+                }
+                None => {
+                    let _connections = accepting.await;
+                }
+            }
         };
         let mut ending = std::pin::pin!(ending);
         let deadline = config.http.stop_grace.max(config.supervisor.drain + config.supervisor.kill_after);
@@ -176,7 +207,7 @@ impl RunningApp {
             tracing::warn!(tasks = lifecycle.tracker.len(), "tasks did not end in time");
         }
         if let Err(error) = keys.flush(&store).await {
-            tracing::warn!(error = crate::api::error::chain(&error), "the last use of keys was not written");
+            tracing::warn!(error = chain(&error), "the last use of keys was not written");
         }
         store.close().await;
         tracing::info!("stopped");
@@ -207,7 +238,7 @@ async fn flush_keys(keys: Arc<Keys>, store: Arc<Store>, lifecycle: Lifecycle) {
             () = tokio::time::sleep(FLUSH_EVERY) => {}
         }
         if let Err(error) = keys.flush(&store).await {
-            tracing::warn!(error = crate::api::error::chain(&error), "the last use of keys was not written");
+            tracing::warn!(error = chain(&error), "the last use of keys was not written");
         }
     }
 }

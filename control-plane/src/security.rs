@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::header::HeaderName;
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Method, Uri};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer, ExposeHeaders};
 
 use crate::config::SecurityConfig;
@@ -32,6 +32,14 @@ pub enum Refused {
 }
 
 impl Refused {
+    /// The status of the answer.
+    pub const fn status(&self) -> StatusCode {
+        match self {
+            Self::Host(_) => StatusCode::MISDIRECTED_REQUEST,
+            Self::Origin(_) => StatusCode::FORBIDDEN,
+        }
+    }
+
     /// The cure.
     pub const fn hint(&self) -> &'static str {
         match self {

@@ -14,6 +14,7 @@ use crate::jobs::{Busy, JobError};
 use crate::keys::Denied;
 use crate::security::Refused;
 use crate::store::StoreError;
+use crate::supervisor::failure::chain;
 
 /// What went wrong, for programs (`code`) and people (`message`, `hint`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,6 +52,13 @@ impl ApiError {
     /// An error with this status, stable code and message.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, code, message: message.into(), field: None, hint: None }
+    }
+
+    /// Gives it a more exact code.
+    #[must_use]
+    pub fn code(mut self, code: &'static str) -> Self {
+        self.code = code;
+        self
     }
 
     /// Names the field at fault.
@@ -101,12 +109,6 @@ impl ApiError {
     }
 }
 
-/// An error and its causes in one line.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 impl IntoResponse for ApiError {
     /// Leaves the body to [`super::edge`].
     fn into_response(self) -> Response {
@@ -153,11 +155,11 @@ impl From<Denied> for ApiError {
 
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
-        let (status, code) = match refused {
-            Refused::Host(_) => (StatusCode::MISDIRECTED_REQUEST, "host_not_allowed"),
-            Refused::Origin(_) => (StatusCode::FORBIDDEN, "origin_not_allowed"),
+        let code = match refused {
+            Refused::Host(_) => "host_not_allowed",
+            Refused::Origin(_) => "origin_not_allowed",
         };
-        Self::new(status, code, refused.to_string()).hint(refused.hint())
+        Self::new(refused.status(), code, refused.to_string()).hint(refused.hint())
     }
 }
 

@@ -9,17 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::guard::{LOG_FILE, MARK, STARTED};
-use crate::ids::RowId;
 
 /// How far back the last lines are looked for, bytes.
 const LAST: u64 = 256 << 10;
 /// The most a tail takes up at once, bytes.
 const STEP: u64 = 256 << 10;
-
-/// Folder of a row's engine logs, in the data directory.
-pub fn log_dir(data_dir: &Path, row: RowId) -> PathBuf {
-    data_dir.join("logs").join(row.to_string())
-}
 
 /// The last lines of the present run, oldest first, without the guard's own.
 pub fn last_lines_of_run(log_dir: &Path, count: usize) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! The REST API over a real database and a real socket. Where no engine is needed, the control plane runs in
 //! this process with its API alone.
 
+mod events;
 mod keys;
 mod live;
 mod openapi;

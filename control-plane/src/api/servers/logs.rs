@@ -19,6 +19,7 @@ use super::find;
 use crate::api::error::{ApiError, ErrorEnvelope};
 use crate::api::extract::{Params, ServerId};
 use crate::api::state::ApiState;
+use crate::supervisor::log_dir;
 use crate::supervisor::logs::{self, Tail};
 
 /// Lines where the caller does not say.
@@ -52,7 +53,7 @@ pub async fn show_logs(
     Params(params): Params<LogParams>,
 ) -> Result<Response, ApiError> {
     find(&state, id).await?;
-    let folder = logs::log_dir(&state.config.data_dir, id);
+    let folder = log_dir(&state.config.data_dir, id);
     let count = params.lines.unwrap_or(DEFAULT_LINES).min(MOST_LINES);
     let opened = spawn_blocking(move || open(&folder, count)).await;
     let (text, tail) = opened.map_err(|error| ApiError::internal(&error))?;

@@ -31,6 +31,8 @@ async fn openapi_document_is_served_and_names_every_fixed_route() {
         "/api/servers/{id}/logs",
         "/api/models",
         "/api/models/inspect",
+        "/api/engines",
+        "/api/engines/candidates",
         "/api/keys",
         "/api/events",
         "/api/hardware/profile",
