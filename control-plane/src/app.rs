@@ -64,6 +64,8 @@ pub struct RunningApp {
     pub address: SocketAddr,
     /// Observed rows.
     pub registry: Arc<Registry>,
+    /// Models on disk.
+    pub models: Arc<Models>,
     /// Ends it.
     pub lifecycle: Lifecycle,
     config: Arc<Config>,
@@ -135,7 +137,7 @@ impl RunningApp {
             keys: Arc::clone(&keys),
             registry: Arc::clone(&registry),
             activator,
-            models,
+            models: Arc::clone(&models),
             engines,
             supervisor: supervisor.clone(),
             jobs: Arc::new(jobs),
@@ -161,7 +163,7 @@ impl RunningApp {
             async move { listener::serve(listener, service, &config.http, &lifecycle).await }
         });
         tracing::info!(%address, data_dir = %config.data_dir.display(), "lifeboat {} listens", env!("CARGO_PKG_VERSION"));
-        Ok(Self { address, registry, lifecycle, config, store, keys, supervisor, accepting, _token: token, _instance: instance })
+        Ok(Self { address, registry, models, lifecycle, config, store, keys, supervisor, accepting, _token: token, _instance: instance })
     }
 
     /// Where programs of this machine reach it.
@@ -222,7 +224,7 @@ async fn bind(config: &Config, store: &Store) -> Result<TcpListener, StartError>
 }
 
 /// The same address as a client on this machine has to write it.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         std::net::IpAddr::V4(ip) if ip.is_unspecified() => std::net::Ipv4Addr::LOCALHOST.into(),
         std::net::IpAddr::V6(ip) if ip.is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),

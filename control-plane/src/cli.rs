@@ -1,9 +1,8 @@
 //! The command line: one file per command, the only printing code.
 //!
-//! Every command but `up` and `serve` is a client of the REST API: of the server that runs on this
-//! data directory, or, where none runs, of the same routes opened in this process over the data
-//! directory ([`api_client`]). So a command means the same thing whether or not a server is up, and
-//! nothing here reads or writes a store by itself.
+//! Every command but `up` and `serve` is a client of the REST API: of the server that runs on this data
+//! directory, or, where none runs, of one opened in this process for that command ([`reach`]). So a command
+//! means the same thing whether or not a server is up, and nothing here reads or writes a store by itself.
 //!
 //! A failure prints one line with what failed, the chain of causes, then a `hint:` line, all to the
 //! error stream; results go to the output stream and to nowhere else, so that `--json` can be piped.
@@ -11,15 +10,19 @@
 pub mod api_client;
 pub mod chat;
 pub mod completions;
+pub mod doctor;
 pub mod engine;
 pub mod failure;
 pub mod follow;
 pub mod key;
 pub mod model;
 pub mod output;
+pub mod reach;
+pub mod serve;
 pub mod server;
 pub mod settings;
 pub mod status;
+pub mod up;
 pub mod version;
 
 use std::ffi::OsString;
@@ -57,8 +60,14 @@ pub struct Cli {
 /// All commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve a model: engine and model are picked and fetched where they are missing
+    Up(Box<up::UpArgs>),
+    /// Serve what is configured, without creating anything
+    Serve(Box<serve::ServeArgs>),
     /// Show whether a server runs here and how its rows are
     Status,
+    /// Check this host and say how to cure what is wrong
+    Doctor,
     /// Engine builds: list, candidates, install, use, rollback, remove
     #[command(subcommand)]
     Engine(engine::EngineCommand),
@@ -110,6 +119,9 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
         .map_err(|error| Failure::new(Kind::Failed, "could not start the runtime").caused_by(error))?;
     runtime.block_on(async {
         match command {
+            Command::Up(args) => up::run(&global, *args).await,
+            Command::Serve(args) => serve::run(&global, *args).await,
+            Command::Doctor => doctor::run(&global).await,
             Command::Status => status::run(&global).await,
             Command::Engine(command) => engine::run(&global, command).await,
             Command::Model(command) => model::run(&global, command).await,

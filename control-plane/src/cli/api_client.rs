@@ -15,6 +15,9 @@ use super::failure::{Failure, Kind};
 /// Connecting to a server on this machine or this network.
 const CONNECT: Duration = Duration::from_secs(5);
 
+/// Entries asked for at once.
+const PAGE: u32 = 1000;
+
 /// A client of the running server.
 #[derive(Debug)]
 pub struct ApiClient {
@@ -46,6 +49,21 @@ impl ApiClient {
     /// The reply of a GET.
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.call(Method::GET, path, None).await
+    }
+
+    /// All entries of a list, whatever pages it comes in.
+    pub async fn list(&self, path: &str) -> Result<Vec<Value>, Failure> {
+        let joint = if path.contains('?') { '&' } else { '?' };
+        let mut entries = Vec::new();
+        let mut next = format!("{path}{joint}limit={PAGE}");
+        loop {
+            let mut page = self.get(&next).await?;
+            if let Value::Array(data) = page["data"].take() {
+                entries.extend(data);
+            }
+            let Some(cursor) = page["next_cursor"].as_str() else { return Ok(entries) };
+            next = format!("{path}{joint}limit={PAGE}&cursor={}", encode(cursor));
+        }
     }
 
     /// The reply of a POST.
@@ -114,11 +132,6 @@ pub fn encode(text: &str) -> String {
         }
     }
     encoded
-}
-
-/// The entries of a list reply.
-pub fn items(reply: &Value) -> &[Value] {
-    reply["items"].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// A refusal as the server words it, with the exit code its status stands for.

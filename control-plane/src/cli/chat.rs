@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::api_client::ApiClient;
 use super::failure::{Failure, Kind};
 use super::output;
+use super::reach::running;
 use super::settings::GlobalArgs;
 
 /// Longest line of a streamed reply.
@@ -37,7 +38,7 @@ pub struct ChatArgs {
 
 /// Talks until the input ends, `/exit`, or Ctrl-C at the prompt.
 pub async fn run(global: &GlobalArgs, args: ChatArgs) -> anyhow::Result<()> {
-    let api = global.running_api().await?;
+    let api = running(global).await?;
     let model = match args.model.clone() {
         Some(model) => model,
         None => first_model(&api).await?,

@@ -3,7 +3,8 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::api_client::{ApiClient, encode, items};
+use super::api_client::{ApiClient, encode};
+use super::reach::with_api;
 use super::settings::GlobalArgs;
 use super::{follow, output};
 
@@ -54,11 +55,10 @@ pub struct InstallArgs {
 
 /// Runs one of the commands.
 pub async fn run(global: &GlobalArgs, command: EngineCommand) -> anyhow::Result<()> {
-    let api = global.running_api().await?;
-    match command {
-        EngineCommand::List => list(&api, global.json).await,
-        EngineCommand::Candidates(args) => candidates(&api, global.json, &args).await,
-        EngineCommand::Install(args) => install(&api, global.json, args).await,
+    with_api(global, async |api| match command {
+        EngineCommand::List => list(api, global.json).await,
+        EngineCommand::Candidates(args) => candidates(api, global.json, &args).await,
+        EngineCommand::Install(args) => install(api, global.json, args).await,
         EngineCommand::Use(args) => {
             let build = api.post(&format!("/api/engines/{}/activate", encode(&args.build)), None).await?;
             done(global.json, &build, &format!("{} is active now", args.build))
@@ -71,13 +71,14 @@ pub async fn run(global: &GlobalArgs, command: EngineCommand) -> anyhow::Result<
             let reply = api.delete(&format!("/api/engines/{}", encode(&args.build))).await?;
             done(global.json, &reply, &format!("{} is removed", args.build))
         }
-    }
+    })
+    .await
 }
 
 async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
-    let reply = api.get("/api/engines").await?;
+    let builds = api.list("/api/engines").await?;
     if json {
-        return output::json(&reply);
+        return output::json(&builds);
     }
     let cells = |build: &Value| {
         vec![
@@ -88,20 +89,20 @@ async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
             output::text(&build["active"]),
         ]
     };
-    output::table(&["build", "engine", "version", "source", "active"], items(&reply).iter().map(cells))?;
+    output::table(&["build", "engine", "version", "source", "active"], builds.iter().map(cells))?;
     Ok(())
 }
 
 async fn candidates(api: &ApiClient, json: bool, args: &KindArgs) -> anyhow::Result<()> {
-    let reply = api.get(&format!("/api/engines/candidates?engine={}", encode(&args.engine))).await?;
+    let candidates = api.list(&format!("/api/engines/candidates?engine={}", encode(&args.engine))).await?;
     if json {
-        return output::json(&reply);
+        return output::json(&candidates);
     }
     let cells = |candidate: &Value| {
         let verdict = if candidate["usable"] == true { "fits" } else { "not taken" };
         vec![output::text(&candidate["id"]), output::text(&candidate["source"]), verdict.to_owned(), output::text(&candidate["reason"])]
     };
-    output::table(&["candidate", "source", "verdict", "reason"], items(&reply).iter().map(cells))?;
+    output::table(&["candidate", "source", "verdict", "reason"], candidates.iter().map(cells))?;
     Ok(())
 }
 

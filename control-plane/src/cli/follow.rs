@@ -108,15 +108,15 @@ fn draw(bar: &ProgressBar, progress: &Progress, new_step: bool) {
 /// One line of a step that began `elapsed` ago with `started_at` units done.
 fn plain_line(progress: &Progress, started_at: u64, elapsed: Duration) -> String {
     let step = &progress.step;
-    let rate = progress.done.saturating_sub(started_at) as f64 / elapsed.as_secs_f64().max(0.001);
-    let known_rate = elapsed >= Duration::from_secs(1) && rate >= 1.0;
-    let left = |total: u64| Duration::from_secs_f64((total.saturating_sub(progress.done) as f64 / rate).min(1e7));
+    let rate = progress.done.saturating_sub(started_at).checked_div(elapsed.as_secs()).unwrap_or_default();
+    let known_rate = rate > 0;
+    let left = |total: u64| Duration::from_secs(total.saturating_sub(progress.done) / rate.max(1));
     match (progress.total, progress.bytes) {
         (Some(total), true) if known_rate => format!(
             "{step}: {} of {}, {}/s, {} left",
             output::bytes(progress.done),
             output::bytes(total),
-            output::bytes(rate as u64),
+            output::bytes(rate),
             output::duration(left(total))
         ),
         (Some(total), true) => format!("{step}: {} of {}", output::bytes(progress.done), output::bytes(total)),

@@ -1,11 +1,12 @@
 //! `lifeboat key`: API keys.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::api_client::{ApiClient, items};
+use super::api_client::ApiClient;
 use super::failure::{Failure, Kind};
 use super::output;
+use super::reach::with_api;
 use super::settings::GlobalArgs;
 
 /// Commands over API keys.
@@ -24,18 +25,9 @@ pub enum KeyCommand {
 pub struct CreateArgs {
     /// What the key is for, for people
     pub name: String,
-    /// What it may do; give it again for more
-    #[arg(long = "scope", value_name = "SCOPE", value_enum, default_values_t = [KeyScope::Inference])]
-    pub scopes: Vec<KeyScope>,
-}
-
-/// What a key may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KeyScope {
-    /// `/v1`: ask models
-    Inference,
-    /// `/api`: change everything
-    Admin,
+    /// What it may do: `inference` is /v1, `admin` is /api; give it again for both
+    #[arg(long = "scope", value_name = "SCOPE", value_parser = ["inference", "admin"], default_value = "inference")]
+    pub scopes: Vec<String>,
 }
 
 /// Arguments of `revoke`.
@@ -47,18 +39,16 @@ pub struct RevokeArgs {
 
 /// Runs one of the commands.
 pub async fn run(global: &GlobalArgs, command: KeyCommand) -> anyhow::Result<()> {
-    let api = global.running_api().await?;
-    match command {
-        KeyCommand::Create(args) => create(&api, global.json, &args).await,
-        KeyCommand::List => list(&api, global.json).await,
-        KeyCommand::Revoke(args) => revoke(&api, global.json, &args.key).await,
-    }
+    with_api(global, async |api| match command {
+        KeyCommand::Create(args) => create(api, global.json, &args).await,
+        KeyCommand::List => list(api, global.json).await,
+        KeyCommand::Revoke(args) => revoke(api, global.json, &args.key).await,
+    })
+    .await
 }
 
 async fn create(api: &ApiClient, json: bool, args: &CreateArgs) -> anyhow::Result<()> {
-    let scopes: Vec<String> =
-        args.scopes.iter().filter_map(ValueEnum::to_possible_value).map(|scope| scope.get_name().to_owned()).collect();
-    let key = api.post("/api/keys", Some(&json!({"name": args.name, "scopes": scopes}))).await?;
+    let key = api.post("/api/keys", Some(&json!({"name": args.name, "scopes": args.scopes}))).await?;
     if json {
         return output::json(&key);
     }
@@ -68,20 +58,20 @@ async fn create(api: &ApiClient, json: bool, args: &CreateArgs) -> anyhow::Resul
 }
 
 async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
-    let reply = api.get("/api/keys").await?;
+    let keys = api.list("/api/keys").await?;
     if json {
-        return output::json(&reply);
+        return output::json(&keys);
     }
     let cells = |key: &Value| {
         ["id", "name", "prefix", "scopes", "created_at", "last_used_at", "revoked_at"].map(|field| output::text(&key[field])).to_vec()
     };
-    output::table(&["id", "name", "begins with", "scopes", "created", "last used", "revoked"], items(&reply).iter().map(cells))?;
+    output::table(&["id", "name", "begins with", "scopes", "created", "last used", "revoked"], keys.iter().map(cells))?;
     Ok(())
 }
 
 async fn revoke(api: &ApiClient, json: bool, wanted: &str) -> anyhow::Result<()> {
-    let reply = api.get("/api/keys").await?;
-    let living = || items(&reply).iter().filter(|key| key["revoked_at"].is_null());
+    let keys = api.list("/api/keys").await?;
+    let living = || keys.iter().filter(|key| key["revoked_at"].is_null());
     let mut found: Vec<&Value> = living().filter(|key| key["id"] == wanted).collect();
     if found.is_empty() {
         found = living().filter(|key| key["name"] == wanted).collect();

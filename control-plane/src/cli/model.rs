@@ -1,9 +1,12 @@
 //! `lifeboat model`: models on disk.
 
+use std::path::{Path, PathBuf};
+
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::api_client::{ApiClient, encode, items};
+use super::api_client::{ApiClient, encode};
+use super::reach::with_api;
 use super::settings::GlobalArgs;
 use super::{follow, output};
 
@@ -18,6 +21,27 @@ pub enum ModelCommand {
     Inspect(SourceArgs),
     /// Remove a model that no row uses
     Remove(SourceArgs),
+    /// Folders of yours that are scanned for models: list, add, remove
+    #[command(subcommand)]
+    Folder(FolderCommand),
+}
+
+/// Commands over folders that are scanned.
+#[derive(Debug, Subcommand)]
+pub enum FolderCommand {
+    /// List the folders
+    List,
+    /// Scan one more folder; nothing in it is ever changed
+    Add(FolderArgs),
+    /// Scan a folder no longer; its files stay
+    Remove(FolderArgs),
+}
+
+/// Which folder.
+#[derive(Debug, Args)]
+pub struct FolderArgs {
+    /// Path of the folder
+    pub path: PathBuf,
 }
 
 /// Which model.
@@ -29,26 +53,67 @@ pub struct SourceArgs {
 
 /// Runs one of the commands.
 pub async fn run(global: &GlobalArgs, command: ModelCommand) -> anyhow::Result<()> {
-    let api = global.running_api().await?;
-    match command {
-        ModelCommand::List => list(&api, global.json).await,
-        ModelCommand::Pull(args) => pull(&api, global.json, &args).await,
-        ModelCommand::Inspect(args) => inspect(&api, global.json, &args).await,
+    with_api(global, async |api| match command {
+        ModelCommand::List => list(api, global.json).await,
+        ModelCommand::Pull(args) => pull(api, global.json, &args).await,
+        ModelCommand::Inspect(args) => inspect(api, global.json, &args).await,
+        ModelCommand::Folder(command) => folder(api, global.json, &command).await,
         ModelCommand::Remove(args) => {
-            api.delete(&format!("/api/models?source={}", encode(&args.source))).await?;
+            api.delete(&format!("/api/models?source={}", encode(&absolute(&args.source)))).await?;
             if global.json {
                 return output::json(&json!({"source": args.source, "removed": true}));
             }
             output::line(format!("{} is removed", args.source))?;
             Ok(())
         }
+    })
+    .await
+}
+
+async fn folder(api: &ApiClient, json: bool, command: &FolderCommand) -> anyhow::Result<()> {
+    const ROUTE: &str = "/api/models/folders";
+    let shown = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
+    match command {
+        FolderCommand::List => {
+            let folders = api.list(ROUTE).await?;
+            if json {
+                return output::json(&folders);
+            }
+            let cells = |folder: &Value| ["path", "configured"].map(|field| output::text(&folder[field])).to_vec();
+            output::table(&["folder", "from the settings"], folders.iter().map(cells))?;
+        }
+        FolderCommand::Add(args) => {
+            let folder = api.post(ROUTE, Some(&json!({"path": shown(&args.path)?}))).await?;
+            if json {
+                return output::json(&folder);
+            }
+            output::line(format!("{} is scanned now", output::text(&folder["path"])))?;
+        }
+        FolderCommand::Remove(args) => {
+            let path = shown(&args.path)?;
+            api.delete(&format!("{ROUTE}?path={}", encode(&path))).await?;
+            if json {
+                return output::json(&json!({"path": path, "removed": true}));
+            }
+            output::line(format!("{path} is scanned no longer"))?;
+        }
     }
+    Ok(())
+}
+
+/// A path to a model that is named from where the user stands, as the server can find it; any other source as it is.
+pub fn absolute(source: &str) -> String {
+    let is_path = source.starts_with("./") || source.starts_with("../") || (!source.contains(':') && Path::new(source).exists());
+    if !is_path {
+        return source.to_owned();
+    }
+    std::path::absolute(source).map_or_else(|_| source.to_owned(), |path| path.display().to_string())
 }
 
 async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
-    let reply = api.get("/api/models").await?;
+    let models = api.list("/api/models").await?;
     if json {
-        return output::json(&reply);
+        return output::json(&models);
     }
     let cells = |model: &Value| {
         let facts = &model["facts"];
@@ -60,12 +125,12 @@ async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
             output::text(&facts["native_context"]),
         ]
     };
-    output::table(&["model", "architecture", "quantisation", "size", "context"], items(&reply).iter().map(cells))?;
+    output::table(&["model", "architecture", "quantisation", "size", "context"], models.iter().map(cells))?;
     Ok(())
 }
 
 async fn pull(api: &ApiClient, json: bool, args: &SourceArgs) -> anyhow::Result<()> {
-    let job = api.post("/api/models", Some(&json!({"source": args.source}))).await?;
+    let job = api.post("/api/models", Some(&json!({"source": absolute(&args.source)}))).await?;
     let result = follow::job(api, job).await?;
     if json {
         return output::json(&result);
@@ -75,7 +140,7 @@ async fn pull(api: &ApiClient, json: bool, args: &SourceArgs) -> anyhow::Result<
 }
 
 async fn inspect(api: &ApiClient, json: bool, args: &SourceArgs) -> anyhow::Result<()> {
-    let reply = api.get(&format!("/api/models/inspect?source={}", encode(&args.source))).await?;
+    let reply = api.get(&format!("/api/models/inspect?source={}", encode(&absolute(&args.source)))).await?;
     if json {
         return output::json(&reply);
     }

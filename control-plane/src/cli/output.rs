@@ -54,7 +54,7 @@ pub fn table(headers: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> i
         return line("none");
     }
     for text in table.lines() {
-        line(text.trim_end())?;
+        line(text.strip_prefix(' ').unwrap_or(&text).trim_end())?;
     }
     Ok(())
 }

@@ -3,10 +3,11 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::api_client::{ApiClient, items};
+use super::api_client::ApiClient;
 use super::failure::{Failure, Kind};
-use super::output;
+use super::reach::with_api;
 use super::settings::GlobalArgs;
+use super::{model, output};
 
 /// Commands over server rows.
 #[derive(Debug, Subcommand)]
@@ -14,11 +15,11 @@ pub enum ServerCommand {
     /// List all rows with their state
     List,
     /// Create a row
-    Create(CreateArgs),
+    Create(Box<CreateArgs>),
     /// Show one row: what is wanted, what is observed, what auto became
     Show(RowArgs),
     /// Change a row; a running engine is drained and started again
-    Edit(EditArgs),
+    Edit(Box<EditArgs>),
     /// Want it running
     Start(RowArgs),
     /// Want it stopped; running requests finish first
@@ -56,12 +57,12 @@ pub struct EditArgs {
     /// New public model name
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// The fields.
-    #[command(flatten)]
-    pub fields: FieldArgs,
     /// Refuse the edit unless the row is at this generation
     #[arg(long, value_name = "NUMBER")]
     pub generation: Option<i64>,
+    /// The fields.
+    #[command(flatten)]
+    pub fields: FieldArgs,
 }
 
 /// Arguments of `logs`.
@@ -180,17 +181,17 @@ impl FieldArgs {
         };
         set("engine", self.engine.map(Value::String));
         set("engine_build", self.engine_build.map(text_or_auto));
-        set("model", self.model.map(text_or_auto));
-        set("aliases", list_or_auto(self.aliases, || json!([])));
+        set("model", self.model.map(|source| text_or_auto(model::absolute(&source))));
+        set("aliases", list_or_auto(&self.aliases, || json!([])));
         set("task", self.task.map(text_or_auto));
         set("slots", self.slots.map(Auto::value));
         set("context", self.context.map(Auto::value));
         set("threads", self.threads.map(Auto::value));
         set("gpu_layers", self.gpu_layers.map(Auto::value));
-        set("devices", list_or_auto(self.devices, || Value::Null));
+        set("devices", list_or_auto(&self.devices, || Value::Null));
         set("cache_type_k", self.cache_type_k.map(text_or_auto));
         set("cache_type_v", self.cache_type_v.map(text_or_auto));
-        set("extra_args", list_or_auto(self.extra_args, || json!([])));
+        set("extra_args", list_or_auto(&self.extra_args, || json!([])));
         set("url", self.url.map(Value::String));
         set("upstream_model", self.upstream_model.map(text_or_auto));
         set("desired_state", self.desired_state.map(Value::String));
@@ -212,8 +213,8 @@ fn text_or_auto(text: String) -> Value {
     if text.is_empty() || text == "auto" { Value::Null } else { Value::String(text) }
 }
 
-fn list_or_auto(list: Vec<String>, auto: impl FnOnce() -> Value) -> Option<Value> {
-    match list.as_slice() {
+fn list_or_auto(list: &[String], auto: impl FnOnce() -> Value) -> Option<Value> {
+    match list {
         [] => None,
         [only] if only.is_empty() || only == "auto" => Some(auto()),
         _ => Some(json!(list)),
@@ -222,34 +223,34 @@ fn list_or_auto(list: Vec<String>, auto: impl FnOnce() -> Value) -> Option<Value
 
 /// Runs one of the commands.
 pub async fn run(global: &GlobalArgs, command: ServerCommand) -> anyhow::Result<()> {
-    let api = global.running_api().await?;
-    match command {
-        ServerCommand::List => list(&api, global.json).await,
-        ServerCommand::Create(args) => create(&api, global.json, args).await,
+    with_api(global, async |api| match command {
+        ServerCommand::List => list(api, global.json).await,
+        ServerCommand::Create(args) => create(api, global.json, *args).await,
         ServerCommand::Show(args) => {
-            let row = find(&api, &args.row).await?;
+            let row = find(api, &args.row).await?;
             show(&row, global.json)
         }
-        ServerCommand::Edit(args) => edit(&api, global.json, args).await,
-        ServerCommand::Start(args) => act(&api, global.json, &args.row, "start").await,
-        ServerCommand::Stop(args) => act(&api, global.json, &args.row, "stop").await,
-        ServerCommand::Restart(args) => act(&api, global.json, &args.row, "restart").await,
+        ServerCommand::Edit(args) => edit(api, global.json, *args).await,
+        ServerCommand::Start(args) => act(api, global.json, &args.row, "start").await,
+        ServerCommand::Stop(args) => act(api, global.json, &args.row, "stop").await,
+        ServerCommand::Restart(args) => act(api, global.json, &args.row, "restart").await,
         ServerCommand::Delete(args) => {
-            let row = find(&api, &args.row).await?;
+            let row = find(api, &args.row).await?;
             api.delete(&path_of(&row, "")).await?;
             done(global.json, &row, "deleted")
         }
-        ServerCommand::Logs(args) => logs(&api, &args).await,
-    }
+        ServerCommand::Logs(args) => logs(api, &args).await,
+    })
+    .await
 }
 
 /// All rows, as `status` shows them too.
 pub async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
-    let reply = api.get("/api/servers").await?;
+    let rows = api.list("/api/servers").await?;
     if json {
-        return output::json(&reply);
+        return output::json(&rows);
     }
-    print_rows(items(&reply))
+    print_rows(&rows)
 }
 
 /// The table of rows.
@@ -323,10 +324,10 @@ async fn logs(api: &ApiClient, args: &LogsArgs) -> anyhow::Result<()> {
 
 /// The row with this id, or the only one with this model name or alias.
 pub async fn find(api: &ApiClient, wanted: &str) -> anyhow::Result<Value> {
-    let reply = api.get("/api/servers").await?;
-    let mut found: Vec<&Value> = items(&reply).iter().filter(|row| row["id"] == wanted).collect();
+    let all = api.list("/api/servers").await?;
+    let mut found: Vec<&Value> = all.iter().filter(|row| row["id"] == wanted).collect();
     if found.is_empty() {
-        found = items(&reply).iter().filter(|row| answers_to(row, wanted)).collect();
+        found = all.iter().filter(|row| answers_to(row, wanted)).collect();
     }
     match found.as_slice() {
         [row] => Ok((*row).clone()),

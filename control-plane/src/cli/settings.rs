@@ -1,14 +1,12 @@
-//! What every command takes, and where the running server of a data directory is found.
+//! What every command takes.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::Value;
 
-use super::api_client::ApiClient;
 use super::failure::{Failure, Kind};
+use crate::config::{BaseArgs, Config, ConfigArgs};
 
 /// Options of every command.
 #[derive(Debug, Clone, Default, Args)]
@@ -31,47 +29,10 @@ pub struct GlobalArgs {
     pub json: bool,
 }
 
-/// The default address.
-const DEFAULT_LISTEN: &str = "127.0.0.1:4180";
-/// Written by the living server: who it is and where it listens.
-const CONTROL_FILE: &str = "control-plane.json";
-/// Written by the living server for programs of the same user: a key that ends with it.
-const ADMIN_TOKEN_FILE: &str = "admin.token";
-
 impl GlobalArgs {
-    /// The data directory.
-    pub fn data_dir(&self) -> anyhow::Result<PathBuf> {
-        use etcetera::BaseStrategy;
-        match &self.data_dir {
-            Some(folder) => Ok(std::path::absolute(folder)?),
-            None => {
-                let platform = etcetera::choose_base_strategy().map_err(|error| {
-                    Failure::new(Kind::Failed, "the home folder is not known")
-                        .hint("name a data folder with --data-dir or LIFEBOAT_DATA_DIR")
-                        .caused_by(error)
-                })?;
-                Ok(platform.data_dir().join("lifeboat"))
-            }
-        }
+    /// The settings of this command.
+    pub fn config(&self, args: &ConfigArgs) -> anyhow::Result<Config> {
+        let base = BaseArgs { data_dir: self.data_dir.clone(), listen: self.listen, log: self.log.clone() };
+        Config::load(&base, args).map_err(|error| Failure::new(Kind::Usage, "the settings cannot be used").caused_by(error).into())
     }
-
-    /// A client of the server that runs; a failure where none answers.
-    pub async fn running_api(&self) -> anyhow::Result<ApiClient> {
-        let folder = self.data_dir()?;
-        let address =
-            self.listen.map(|address| address.to_string()).or_else(|| listening(&folder)).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
-        let api = ApiClient::new(format!("http://{address}"), self.key(&folder))?;
-        api.get("/health").await?;
-        Ok(api)
-    }
-
-    fn key(&self, folder: &Path) -> Option<String> {
-        self.api_key.clone().or_else(|| fs::read_to_string(folder.join(ADMIN_TOKEN_FILE)).ok().map(|key| key.trim().to_owned()))
-    }
-}
-
-/// Where the server of this folder listens, if one has written it down.
-fn listening(folder: &Path) -> Option<String> {
-    let control: Value = serde_json::from_slice(&fs::read(folder.join(CONTROL_FILE)).ok()?).ok()?;
-    control["listen"].as_str().map(str::to_owned)
 }

@@ -10,6 +10,7 @@
 )]
 
 mod api;
+mod cli;
 mod sim_engine;
 mod supervisor;
 mod support;

@@ -1,0 +1,10 @@
+// Names for what the generated types call by path.
+
+import type { components } from "./schema";
+
+type Schemas = components["schemas"];
+
+export type Server = Schemas["Server"];
+export type Model = Schemas["LocalModel"];
+export type EngineBuild = { id: string; engine: string; version: string; source: string; active: boolean };
+export type Hardware = Schemas["HostFacts"];
