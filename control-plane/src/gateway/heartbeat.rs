@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
 use lifeboat_engines::dialect::Dialect;
-use tokio::time::{Interval, interval, timeout};
+use tokio::time::{Instant, Interval, interval_at, timeout};
 
 use super::error::Failure;
 use super::proxy::{Kind, kind};
@@ -36,13 +36,16 @@ pub(super) async fn accompany(
     if let Ok(answered) = timeout(every, &mut answer).await {
         return answered;
     }
-    let waiting = Waiting { stage: Stage::Waiting(answer, interval(every)), dialect };
+    let ticks = interval_at(Instant::now() + every, every);
+    let waiting = Waiting { first: Some(COMMENT), stage: Stage::Waiting(answer, ticks), dialect };
     let mut response = Response::new(Body::new(waiting));
     *response.headers_mut() = headers;
     Ok(response)
 }
 
 struct Waiting {
+    /// Sent with the head, so that the client has something in hand.
+    first: Option<Bytes>,
     stage: Stage,
     dialect: Dialect,
 }
@@ -58,6 +61,9 @@ impl http_body::Body for Waiting {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
         loop {
             match &mut self.stage {
                 Stage::Waiting(answer, tick) => {
