@@ -16,6 +16,7 @@ pub mod models;
 pub mod openapi;
 pub mod page;
 pub mod probes;
+pub mod requests;
 pub mod servers;
 pub mod state;
 pub mod status;
@@ -65,6 +66,7 @@ fn api_routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(jobs::list_jobs))
         .routes(routes!(jobs::find_job, jobs::cancel_job))
         .routes(routes!(events::list_events))
+        .routes(routes!(requests::list_requests))
         .routes(routes!(hardware::hardware_profile))
         .routes(routes!(status::show_status))
 }

@@ -13,6 +13,7 @@ use crate::events::Events;
 use crate::jobs::Jobs;
 use crate::keys::Keys;
 use crate::models::Models;
+use crate::recorder::Recorder;
 use crate::registry::Registry;
 use crate::store::Store;
 use crate::supervisor::Supervisor;
@@ -43,6 +44,8 @@ pub struct ApiDeps {
     pub events: Arc<Events>,
     /// The numbers of `/metrics`.
     pub metrics: Arc<Metrics>,
+    /// The last finished requests.
+    pub recorder: Arc<Recorder>,
     /// When this control plane started.
     pub started: Instant,
     /// Holds small tasks.
