@@ -86,7 +86,7 @@ fn flags_of(lines: &[String]) -> Vec<String> {
         .iter()
         .filter(|line| line.trim_start().starts_with('-') && line.len() - line.trim_start().len() < 8)
         .flat_map(|line| line.split([' ', ',', '\t']).filter(|word| !word.is_empty()).take_while(|word| word.starts_with('-')))
-        .filter(|word| word.len() > 3 && word.starts_with("--"))
+        .filter(|word| word.strip_prefix("--").is_some_and(|name| name.starts_with(|first: char| first.is_ascii_lowercase())))
         .filter(|word| word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
         .map(str::to_owned)
         .collect();

@@ -11,6 +11,7 @@
 
 mod api;
 mod cli;
+mod engines;
 mod gateway;
 mod sim_engine;
 mod supervisor;
