@@ -320,9 +320,9 @@ impl Inner {
     /// The operator's own program, if it is set and has never been tried as it is now.
     async fn untried_program(self: &Arc<Self>, kind: EngineKind) -> Result<Option<PathBuf>, EnginesError> {
         let Some(program) = self.config.sources.llama_server.clone().filter(|_| kind == EngineKind::LlamaCpp) else { return Ok(None) };
-        let shelf = self.shelf.clone();
+        let folders = self.shelf.clone();
         blocking(move || {
-            let known = make::path_build_id(kind, &program).is_ok_and(|id| shelf.find(kind, &id).is_some());
+            let known = make::path_build_id(kind, &program).is_ok_and(|id| folders.find(kind, &id).is_some());
             Some(program).filter(|_| !known)
         })
         .await

@@ -51,6 +51,12 @@ pub struct InstallArgs {
     /// Build it here from source (needs a C++ compiler, cmake and ninja; takes long)
     #[arg(long, conflicts_with = "candidate")]
     pub from_source: bool,
+    /// Your own llama-server program
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["candidate", "from_source", "release"])]
+    pub path: Option<std::path::PathBuf>,
+    /// A release tag, such as b11434 [default: the one llama.cpp promotes]
+    #[arg(long, value_name = "TAG")]
+    pub release: Option<String>,
 }
 
 /// Runs one of the commands.
@@ -107,7 +113,15 @@ async fn candidates(api: &ApiClient, json: bool, args: &KindArgs) -> anyhow::Res
 }
 
 async fn install(api: &ApiClient, json: bool, args: InstallArgs) -> anyhow::Result<()> {
-    let body = json!({"engine": args.engine, "candidate": args.candidate, "from_source": args.from_source});
+    // The server may have been started elsewhere.
+    let path = args.path.map(std::path::absolute).transpose()?;
+    let body = json!({
+        "engine": args.engine,
+        "candidate": args.candidate,
+        "from_source": args.from_source,
+        "path": path,
+        "version": args.release,
+    });
     let job = api.post("/api/engines", Some(&body)).await?;
     let result = follow::job(api, job).await?;
     done(json, &result, &format!("{} is installed and active", output::text(&result["id"])))

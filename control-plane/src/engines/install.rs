@@ -183,8 +183,8 @@ impl Attempt<'_> {
             let cause = "it sees no accelerator (the driver's libraries are missing, or too old for it)".to_owned();
             return Ok(Err(Unproved::at_fault(cause)));
         }
-        let (shelf, kind) = (inner.shelf.clone(), self.maker.kind);
-        let traces = blocking(move || shelf.proof_folder(kind)).await??;
+        let (folders, kind) = (inner.shelf.clone(), self.maker.kind);
+        let traces = blocking(move || folders.proof_folder(kind)).await??;
         let build = placed(&made.build, &folder);
         Ok(match prove::run(&build, model, host, &inner.config, traces.path()).await {
             Ok(passed) => Ok(passed),
@@ -197,11 +197,11 @@ impl Attempt<'_> {
     async fn keep(&self, made: Made, passed: Passed) -> Result<(), EnginesError> {
         let milliseconds = u64::try_from(passed.took.as_millis()).unwrap_or(u64::MAX);
         let proof = Proof::Passed { at: now(), model: passed.model, milliseconds };
-        let (shelf, kind) = (self.inner.shelf.clone(), self.maker.kind);
+        let (folders, kind) = (self.inner.shelf.clone(), self.maker.kind);
         blocking(move || {
             let record = record(&made, tree_bytes(made.staged.path()), proof);
-            shelf.commit(made.staged, &record)?;
-            shelf.drop_downloads(kind);
+            folders.commit(made.staged, &record)?;
+            folders.drop_downloads(kind);
             Ok(())
         })
         .await?
@@ -209,12 +209,12 @@ impl Attempt<'_> {
 
     /// Writes down that a build failed, without its files.
     async fn bury(&self, made: Made, cause: String, lasting: bool) -> Result<(), EnginesError> {
-        let (shelf, kind) = (self.inner.shelf.clone(), self.maker.kind);
+        let (folders, kind) = (self.inner.shelf.clone(), self.maker.kind);
         blocking(move || {
-            let empty = shelf.stage(kind)?;
+            let empty = folders.stage(kind)?;
             let record = record(&made, 0, Proof::Failed { at: now(), cause, lasting });
-            shelf.commit(empty, &record)?;
-            shelf.drop_downloads(kind);
+            folders.commit(empty, &record)?;
+            folders.drop_downloads(kind);
             Ok(())
         })
         .await?

@@ -114,8 +114,8 @@ impl Maker<'_> {
 
     /// Makes it.
     pub async fn make(&self, outline: Outline) -> Result<Made, String> {
-        let shelf = (self.shelf.clone(), self.kind);
-        let staged = lost(blocking(move || shelf.0.stage(shelf.1)).await)?.map_err(|error| reason(&error))?;
+        let (folders, kind) = (self.shelf.clone(), self.kind);
+        let staged = lost(blocking(move || folders.stage(kind)).await)?.map_err(|error| reason(&error))?;
         let Outline { id, what } = outline;
         match what {
             What::Path { program } => {
@@ -124,15 +124,15 @@ impl Maker<'_> {
                 let build = self.describe(id, UNKNOWN_VERSION, program, vec![], library_path(&beside.to_string_lossy()));
                 Ok(Made { staged, build, source: BuildSource::Path, origin, sha256: None })
             }
-            What::Release { tag, asset, companion } => self.from_release(id, staged, tag, asset, companion).await,
-            What::Pip { requirement, start } => self.from_pip(id, staged, requirement, start).await,
-            What::Source(source) => self.from_source(id, staged, source).await,
+            What::Release { tag, asset, companion } => self.make_release(id, staged, tag, asset, companion).await,
+            What::Pip { requirement, start } => self.make_pip(id, staged, requirement, start).await,
+            What::Source(source) => self.make_source(id, staged, source).await,
         }
     }
 
-    async fn from_release(&self, id: String, staged: TempDir, tag: String, asset: Asset, companion: Option<Asset>) -> Result<Made, String> {
-        let shelf = (self.shelf.clone(), self.kind);
-        let folder = lost(blocking(move || shelf.0.downloads(shelf.1)).await)?.map_err(|error| reason(&error))?;
+    async fn make_release(&self, id: String, staged: TempDir, tag: String, asset: Asset, companion: Option<Asset>) -> Result<Made, String> {
+        let (folders, kind) = (self.shelf.clone(), self.kind);
+        let folder = lost(blocking(move || folders.downloads(kind)).await)?.map_err(|error| reason(&error))?;
         let sizes = asset.size.saturating_add(companion.as_ref().map_or(0, |companion| companion.size));
         self.check_space(&folder, sizes.saturating_mul(1 + UNPACKED_TIMES)).await?;
         let (origin, sha256) = (asset.name.clone(), asset.sha256.clone());
@@ -150,7 +150,7 @@ impl Maker<'_> {
         Ok(Made { staged, build, source: BuildSource::Release, origin, sha256 })
     }
 
-    async fn from_pip(&self, id: String, staged: TempDir, requirement: PipRequirement, start: PipStart) -> Result<Made, String> {
+    async fn make_pip(&self, id: String, staged: TempDir, requirement: PipRequirement, start: PipStart) -> Result<Made, String> {
         self.check_space(staged.path(), WHEEL_BYTES).await?;
         let pip = Pip::find(self.sources).await.map_err(|error| reason(&error))?;
         pip.install(&requirement, &staged.path().join("lib"), self.progress).await.map_err(|error| reason(&error))?;
@@ -172,7 +172,7 @@ impl Maker<'_> {
         Ok(Made { staged, build, source: BuildSource::Pip, origin: requirement.label(), sha256: None })
     }
 
-    async fn from_source(&self, id: String, staged: TempDir, source: SourceBuild) -> Result<Made, String> {
+    async fn make_source(&self, id: String, staged: TempDir, source: SourceBuild) -> Result<Made, String> {
         self.check_space(staged.path(), compile::DISK_BYTES).await?;
         let pip = Pip::find(self.sources).await.map_err(|error| reason(&error))?;
         let work = staged.path().join("work");
@@ -245,7 +245,8 @@ fn identify(given: &Path) -> Result<(PathBuf, String), String> {
     }
     let changed = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
     let digest = Sha256::digest(format!("{}\0{}\0{}", program.display(), metadata.len(), changed.as_nanos()));
-    Ok((program, digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect()))
+    let stamp = digest.first_chunk().copied().map_or(0, u32::from_be_bytes);
+    Ok((program, format!("{stamp:08x}")))
 }
 
 /// The id that the operator's program has or would have. Blocking.

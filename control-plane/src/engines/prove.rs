@@ -119,7 +119,7 @@ pub(super) async fn run(build: &Build, model: &LocalModel, host: &HostFacts, con
         outcome = watch(&child, adapter, &target, config) => outcome,
     };
     child.stop(supervisor.kill_after).await;
-    running.is_over();
+    running.ended();
     outcome.map(|()| Passed { model: model.source.clone(), took: started.elapsed() })
 }
 
@@ -127,7 +127,7 @@ pub(super) async fn run(build: &Build, model: &LocalModel, host: &HostFacts, con
 struct Running(u32);
 
 impl Running {
-    fn is_over(self) {
+    fn ended(self) {
         std::mem::forget(self);
     }
 }

@@ -110,19 +110,19 @@ impl ReleaseSite {
         let url = format!("{}/{REPOSITORY}/releases/latest/download/nightly-tag.txt", self.mirror);
         let answer = self.get(&url, TAG_BYTES).await?;
         let tag = String::from_utf8_lossy(&answer).trim().to_owned();
-        if nightly_number(&tag).is_some() { Ok(tag) } else { Err(self.answer(&url, "it names no tag like b11434".to_owned())) }
+        if nightly_number(&tag).is_some() { Ok(tag) } else { Err(unreadable(&url, "it names no tag like b11434".to_owned())) }
     }
 
     async fn tagged(&self, tag: &str) -> Result<Release, LookupError> {
         let url = format!("{}/repos/{REPOSITORY}/releases/tags/{tag}", self.api);
         let answer = self.get(&url, ANSWER_BYTES).await?;
-        serde_json::from_slice(&answer).map(|release| self.release(release)).map_err(|error| self.answer(&url, error.to_string()))
+        serde_json::from_slice(&answer).map(|release| self.release(release)).map_err(|error| unreadable(&url, error.to_string()))
     }
 
     async fn newest(&self) -> Result<Release, LookupError> {
         let url = format!("{}/repos/{REPOSITORY}/releases?per_page=100", self.api);
         let answer = self.get(&url, ANSWER_BYTES).await?;
-        let releases: Vec<ReleaseAnswer> = serde_json::from_slice(&answer).map_err(|error| self.answer(&url, error.to_string()))?;
+        let releases: Vec<ReleaseAnswer> = serde_json::from_slice(&answer).map_err(|error| unreadable(&url, error.to_string()))?;
         let with_binaries =
             releases.into_iter().filter(|release| nightly_number(&release.tag_name).is_some() && !release.assets.is_empty());
         with_binaries
@@ -143,10 +143,6 @@ impl ReleaseSite {
         Release { assets: assets.collect(), tag }
     }
 
-    fn answer(&self, url: &str, problem: String) -> LookupError {
-        LookupError::Answer { host: host(url), problem }
-    }
-
     async fn get(&self, url: &str, most: usize) -> Result<Vec<u8>, LookupError> {
         let client = self.http.client()?;
         let unreachable =
@@ -159,7 +155,7 @@ impl ReleaseSite {
             let mut body = Vec::new();
             while let Some(piece) = response.chunk().await.map_err(unreachable)? {
                 if body.len() + piece.len() > most {
-                    return Err(self.answer(url, format!("it is longer than {most} bytes")));
+                    return Err(unreadable(url, format!("it is longer than {most} bytes")));
                 }
                 body.extend_from_slice(&piece);
             }
@@ -167,6 +163,10 @@ impl ReleaseSite {
         };
         tokio::time::timeout(self.limit, exchange).await.unwrap_or_else(|_| Err(LookupError::Silent { host: host(url), limit: self.limit }))
     }
+}
+
+fn unreadable(url: &str, problem: String) -> LookupError {
+    LookupError::Answer { host: host(url), problem }
 }
 
 fn host(url: &str) -> String {

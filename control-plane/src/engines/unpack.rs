@@ -53,12 +53,11 @@ pub(super) fn unpack(archive: &Path, target: &Path, caps: Caps) -> Result<(), Un
     let name = archive.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let file = File::open(archive).map_err(UnpackError::Read)?;
     let mut writer = Writer { root: target, caps, entries: 0, bytes: 0, links: Vec::new() };
-    if name.ends_with(".tar.gz") || name.ends_with(".tgz") {
-        unpack_tar(file, &mut writer)?;
-    } else if Path::new(&name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip")) {
-        unpack_zip(file, &mut writer)?;
-    } else {
-        return Err(UnpackError::Kind { name });
+    match Path::new(&name).extension().and_then(|extension| extension.to_str()) {
+        Some("tgz") => unpack_tar(file, &mut writer)?,
+        Some("gz") if name.ends_with(".tar.gz") => unpack_tar(file, &mut writer)?,
+        Some("zip") => unpack_zip(file, &mut writer)?,
+        _ => return Err(UnpackError::Kind { name }),
     }
     writer.make_links()
 }
@@ -75,7 +74,7 @@ fn unpack_tar(file: File, writer: &mut Writer<'_>) -> Result<(), UnpackError> {
         match entry.header().entry_type() {
             tar::EntryType::Directory => writer.folder(&path)?,
             tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
-                writer.file(&path, executable, &mut entry)?
+                writer.file(&path, executable, &mut entry)?;
             }
             tar::EntryType::Symlink => writer.link(&path, Link::Symbolic(link))?,
             tar::EntryType::Link => writer.link(&path, Link::Hard(link))?,

@@ -180,7 +180,7 @@ impl Pip {
         command.args(["--progress-bar", "off", "--retries", "2", "-r"]).arg(&file);
         command.env("TMPDIR", temp.path());
 
-        let mut meter = Meter::new(temp.path(), requirement.label(), progress);
+        let mut meter = Meter::new(temp.path(), &requirement.label(), progress);
         let output = tool::run(command, self.stall, |event| meter.hear(event)).await?;
         if output.status.success() { Ok(()) } else { Err(self.explain(requirement, &output)) }
     }
@@ -231,7 +231,7 @@ struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    fn new(folder: &'a Path, package: String, progress: &'a ProgressSender) -> Self {
+    fn new(folder: &'a Path, package: &str, progress: &'a ProgressSender) -> Self {
         progress.step(format!("looking up {package}"), None, false);
         Self { folder, progress, arrived: 0 }
     }
@@ -332,18 +332,16 @@ mod tests {
 
     #[test]
     fn the_announcement_gives_the_file_and_its_size() {
-        let table: &[(&str, Option<(&str, Option<u64>)>)] = &[
-            ("Downloading a-1-py3-none-any.whl (33.8 MB)", Some(("a-1-py3-none-any.whl", Some(33_800_000)))),
-            ("Downloading https://host/path/a-1.tar.gz (915 kB)", Some(("a-1.tar.gz", Some(915_000)))),
-            ("Downloading a.whl (12 bytes)", Some(("a.whl", Some(12)))),
-            ("Downloading a.whl", Some(("a.whl", None))),
-            ("Downloading a.whl (many MB)", Some(("a.whl", None))),
-            ("Collecting a", None),
-        ];
-        for (line, expected) in table {
-            let expected = expected.map(|(file, size)| (file.to_owned(), size));
-            assert_eq!(announced(line), expected, "{line}");
+        for (line, file, size) in [
+            ("Downloading a-1-py3-none-any.whl (33.8 MB)", "a-1-py3-none-any.whl", Some(33_800_000)),
+            ("Downloading https://host/path/a-1.tar.gz (915 kB)", "a-1.tar.gz", Some(915_000)),
+            ("Downloading a.whl (12 bytes)", "a.whl", Some(12)),
+            ("Downloading a.whl", "a.whl", None),
+            ("Downloading a.whl (many MB)", "a.whl", None),
+        ] {
+            assert_eq!(announced(line), Some((file.to_owned(), size)), "{line}");
         }
+        assert_eq!(announced("Collecting a"), None);
     }
 
     #[test]
@@ -398,7 +396,8 @@ mod tests {
             std::io::Write::write_all(&mut zip, text.as_bytes()).unwrap();
         }
         zip.finish().unwrap();
-        let digest: String = sha2::Sha256::digest(std::fs::read(&wheel).unwrap()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest: String =
+            sha2::Sha256::digest(std::fs::read(&wheel).unwrap()).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
 
         let pip = Pip::find(&SourcesConfig::default()).await.unwrap();
         let mut requirement = PipRequirement { name: "lifeboat-probe".into(), version: "1.0".into(), sha256s: vec![digest] };

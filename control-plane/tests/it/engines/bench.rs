@@ -99,7 +99,7 @@ impl Site {
 
     /// Publishes a release with right digests.
     pub fn publish(&self, tag: &str, assets: &[(&str, Vec<u8>)]) {
-        let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
         let with_digests: Vec<_> = assets.iter().map(|(name, bytes)| (*name, bytes.clone(), Some(hex(bytes)))).collect();
         self.publish_as(tag, &with_digests);
     }
