@@ -318,6 +318,14 @@ impl Registry {
         self.changed.subscribe()
     }
 
+    /// Waits until a row is shown at that generation or a later one, at most so long: whoever was told of an edit may
+    /// then use what it changed.
+    pub async fn shows(&self, id: RowId, generation: Generation, within: Duration) -> bool {
+        let mut changes = self.subscribe();
+        let shown = changes.wait_for(|_| self.snapshot().rows.get(&id).is_some_and(|row| row.generation >= generation));
+        tokio::time::timeout(within, shown).await.is_ok_and(|seen| seen.is_ok())
+    }
+
     /// The row's demand counter, or a new one for a row not seen before.
     pub fn demand(&self, id: RowId) -> Arc<Demand> {
         self.snapshot().rows.get(&id).map(|row| Arc::clone(&row.demand)).unwrap_or_default()

@@ -7,6 +7,8 @@ pub mod logs;
 mod patch;
 pub mod view;
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -23,6 +25,9 @@ use crate::ids::{Generation, RowId};
 use crate::registry::{RowState, RowStatus};
 use crate::store::servers::ServerRow;
 use view::Server;
+
+/// Longest wait of an answer until a row's task has taken an edit over; it takes milliseconds.
+const TAKEN_OVER: Duration = Duration::from_millis(500);
 
 /// All server rows, oldest first.
 #[utoipa::path(get, path = "/servers", tag = "servers", params(PageParams), responses((status = 200, body = Page<Server>)))]
@@ -121,9 +126,13 @@ fn gone(id: RowId) -> ApiError {
     ApiError::not_found("server row", &id.to_string())
 }
 
-/// After a desired change: wakes the reconciler and shows the row.
+/// After a desired change: wakes the reconciler and shows the row, once its names can be used.
 async fn changed(state: &ApiState, row: ServerRow) -> Result<Json<Server>, ApiError> {
     state.activator.wake();
+    if state.supervisor.is_some() {
+        // A row that is just being ended takes the change over later; the answer does not wait for that.
+        state.registry.shows(row.id, row.generation, TAKEN_OVER).await;
+    }
     show(state, row).await
 }
 
