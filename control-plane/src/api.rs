@@ -1,7 +1,7 @@
 //! REST for the console and the CLI: plural nouns, `snake_case`, RFC 3339, one error envelope, cursor pages.
 //!
 //! Handlers are thin: they check, write a desired row or start a job, wake the reconciler and show what is.
-//! None starts or stops an engine by itself, none touches the hot path. The OpenAPI document is made from the
+//! None starts or stops an engine by itself, none touches the hot path. The `OpenAPI` document is made from the
 //! same annotations that register the routes, so it cannot forget one.
 
 pub mod edge;

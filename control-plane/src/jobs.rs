@@ -151,7 +151,7 @@ impl Drop for EndsItsJob {
 /// All jobs of this run, the oldest first.
 #[derive(Debug)]
 pub struct Jobs {
-    jobs: Mutex<VecDeque<Arc<Job>>>,
+    all: Mutex<VecDeque<Arc<Job>>>,
     running_limit: usize,
     ended_limit: usize,
     events: Arc<Events>,
@@ -162,7 +162,7 @@ pub struct Jobs {
 impl Jobs {
     /// None yet. `token` ends all of them.
     pub fn new(running_limit: usize, ended_limit: usize, events: Arc<Events>, tracker: TaskTracker, token: CancellationToken) -> Self {
-        Self { jobs: Mutex::default(), running_limit, ended_limit, events, tracker, token }
+        Self { all: Mutex::default(), running_limit, ended_limit, events, tracker, token }
     }
 
     /// Starts work for a target, or finds the job that does it already.
@@ -171,7 +171,7 @@ impl Jobs {
         W: FnOnce(ProgressSender) -> F,
         F: Future<Output = Result<Value, JobError>> + Send + 'static,
     {
-        let mut jobs = self.jobs.lock();
+        let mut jobs = self.all.lock();
         if let Some(job) = jobs.iter().find(|job| job.kind == kind && job.target == target && job.is_running()) {
             return Ok(job.view());
         }
@@ -201,17 +201,17 @@ impl Jobs {
 
     /// All jobs, the oldest first.
     pub fn list(&self) -> Vec<JobView> {
-        self.jobs.lock().iter().map(|job| job.view()).collect()
+        self.all.lock().iter().map(|job| job.view()).collect()
     }
 
     /// One job.
     pub fn find(&self, id: Uuid) -> Option<JobView> {
-        self.jobs.lock().iter().find(|job| job.id == id).map(|job| job.view())
+        self.all.lock().iter().find(|job| job.id == id).map(|job| job.view())
     }
 
     /// Breaks a job off; what it has fetched so far stays. False if there is no such job.
     pub fn cancel(&self, id: Uuid) -> bool {
-        let jobs = self.jobs.lock();
+        let jobs = self.all.lock();
         let job = jobs.iter().find(|job| job.id == id);
         job.inspect(|job| job.cancel.cancel()).is_some()
     }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     async fn done(jobs: &Jobs, id: Uuid) -> JobView {
-        let job = jobs.jobs.lock().iter().find(|job| job.id == id).cloned().unwrap();
+        let job = jobs.all.lock().iter().find(|job| job.id == id).cloned().unwrap();
         job.ended.subscribe().wait_for(Option::is_some).await.unwrap();
         job.view()
     }

@@ -87,13 +87,13 @@ pub struct Keys {
     /// Hash of this run's local token.
     local: Option<Hash>,
     /// Whether callers without a key are let in while no key exists: only where just this machine can call.
-    open_without_keys: bool,
+    open_when_empty: bool,
 }
 
 impl Keys {
     /// Reads the living keys. `local` is this run's token; `loopback` tells that only this machine can call.
     pub async fn load(store: &Store, local: Option<&LocalToken>, loopback: bool) -> Result<Self, StoreError> {
-        let keys = Self { table: ArcSwap::default(), local: local.map(|token| hash(token.expose())), open_without_keys: loopback };
+        let keys = Self { table: ArcSwap::default(), local: local.map(|token| hash(token.expose())), open_when_empty: loopback };
         keys.reload(store).await?;
         Ok(keys)
     }
@@ -114,13 +114,13 @@ impl Keys {
 
     /// Whether callers need no key now.
     pub fn is_open(&self) -> bool {
-        self.open_without_keys && self.is_empty()
+        self.open_when_empty && self.is_empty()
     }
 
     /// Reads `Authorization: Bearer …` or `X-Api-Key` and decides.
     pub fn authorize(&self, headers: &HeaderMap, scope: Scope) -> Result<Principal, Denied> {
         let table = self.table.load();
-        if self.open_without_keys && table.is_empty() {
+        if self.open_when_empty && table.is_empty() {
             return Ok(Principal { key_id: None });
         }
         let hash = hash(presented(headers).ok_or(Denied::Missing)?);
@@ -153,7 +153,9 @@ impl Keys {
         let rows: Vec<_> = used.iter().map(|entry| (entry.id, entry.last_used.load(Ordering::Relaxed))).collect();
         let written = store.record_key_use(&rows).await;
         if written.is_err() {
-            used.iter().for_each(|entry| entry.dirty.store(true, Ordering::Release));
+            for entry in used {
+                entry.dirty.store(true, Ordering::Release);
+            }
         }
         written
     }

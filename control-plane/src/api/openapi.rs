@@ -1,4 +1,4 @@
-//! The OpenAPI document: made from the code by a test, checked in as `console-ui/openapi.json`, embedded and
+//! The `OpenAPI` document: made from the code by a test, checked in as `console-ui/openapi.json`, embedded and
 //! served from there. So serving it costs no memory, and a change of the API shows in its diff.
 
 use axum::response::IntoResponse;

@@ -34,14 +34,11 @@ impl<T> Page<T> {
     /// wherever items may vanish between two pages.
     pub fn cut(all: Vec<T>, params: &PageParams, id: impl Fn(&T) -> String) -> Self {
         let limit = params.limit.unwrap_or(DEFAULT_LIMIT).clamp(1, MOST);
-        let mut rest = match &params.cursor {
-            Some(cursor) => {
-                let after = all.iter().position(|item| id(item) == *cursor).map(|index| index + 1);
-                let start = after.unwrap_or_else(|| all.iter().position(|item| id(item) > *cursor).unwrap_or(all.len()));
-                all.into_iter().skip(start)
-            }
-            None => all.into_iter().skip(0),
-        };
+        let start = params.cursor.as_ref().map_or(0, |cursor| {
+            let after = all.iter().position(|item| id(item) == *cursor).map(|index| index + 1);
+            after.unwrap_or_else(|| all.iter().position(|item| id(item) > *cursor).unwrap_or(all.len()))
+        });
+        let mut rest = all.into_iter().skip(start);
         let data: Vec<T> = rest.by_ref().take(limit).collect();
         let next_cursor = rest.next().and_then(|_| data.last().map(&id));
         Self { data, next_cursor }

@@ -20,8 +20,8 @@ pub struct OutOfBounds {
 }
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-const HOUR: Duration = Duration::from_hours(1);
-const DAY: Duration = Duration::from_hours(24);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
@@ -58,7 +58,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("sources.stall", sources.stall, MILLISECOND, HOUR),
         ("sources.retry_backoff", sources.retry_backoff, MILLISECOND, HOUR),
     ] {
-        within(setting, value, least, most, |value| format!("{value:?}"))?;
+        within(setting, [value, least, most], |value| format!("{value:?}"))?;
     }
     for (setting, value, least, most) in [
         ("http.max_connections", http.max_connections as u64, 8, 65_536),
@@ -81,13 +81,13 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("supervisor.log_rotate_bytes", supervisor.log_rotate_bytes, 64 << 10, TIB),
         ("supervisor.log_keep", supervisor.log_keep.into(), 0, 100),
     ] {
-        within(setting, value, least, most, ToString::to_string)?;
+        within(setting, [value, least, most], ToString::to_string)?;
     }
     Ok(())
 }
 
-fn within<T: PartialOrd>(setting: &'static str, value: T, least: T, most: T, show: impl Fn(&T) -> String) -> Result<(), OutOfBounds> {
-    if (&least..=&most).contains(&&value) {
+fn within<T: PartialOrd>(setting: &'static str, [value, least, most]: [T; 3], show: impl Fn(&T) -> String) -> Result<(), OutOfBounds> {
+    if least <= value && value <= most {
         return Ok(());
     }
     Err(OutOfBounds { setting, found: show(&value), least: show(&least), most: show(&most) })

@@ -163,7 +163,7 @@ async fn keys_are_kept_by_their_hash_and_listed_after_they_are_revoked() {
     let (dir, store) = store().await;
     let key = generate("laptop", &[Scope::Admin, Scope::Inference]);
     store.create_key(&key.row).await.unwrap();
-    assert_eq!(store.list_keys().await.unwrap(), [key.row.clone()]);
+    assert_eq!(store.list_keys().await.unwrap(), std::slice::from_ref(&key.row));
     store.revoke_key(key.row.id).await.unwrap();
     assert!(store.list_keys().await.unwrap()[0].revoked_at.is_some());
     store.close().await;

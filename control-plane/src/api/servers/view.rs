@@ -149,16 +149,12 @@ impl Server {
 
     /// Joins a row with its view in the registry; a row the reconciler has not looked at yet has none.
     pub fn observed(row: ServerRow, view: Option<&RowView>) -> Self {
-        match view {
-            Some(view) => {
-                let busy = view.endpoint.as_ref().map_or(0, |endpoint| endpoint.load.in_flight());
-                Self::new(row, view.status.clone(), busy)
-            }
-            None => {
-                let status = RowStatus { state: before_the_first_look(row.spec.desired_state), ..RowStatus::default() };
-                Self::new(row, status, 0)
-            }
-        }
+        let Some(view) = view else {
+            let status = RowStatus { state: before_the_first_look(row.spec.desired_state), ..RowStatus::default() };
+            return Self::new(row, status, 0);
+        };
+        let busy = view.endpoint.as_ref().map_or(0, |endpoint| endpoint.load.in_flight());
+        Self::new(row, view.status.clone(), busy)
     }
 }
 
