@@ -46,6 +46,13 @@ $(UI_DIST): $(UI_MODULES) $(UI_SOURCES)
 	cd $(UI) && $(NPM) run --silent build
 	@touch $@
 
+sqlx: need-cargo ## Check every SQL statement against migrations/ and refresh .sqlx/
+	@mkdir -p target && rm -rf .sqlx target/sqlx.db && mkdir .sqlx
+	@python3 -c 'import glob, sqlite3; db = sqlite3.connect("target/sqlx.db"); \
+		[db.executescript(open(file).read()) for file in sorted(glob.glob("migrations/*.sql"))]'
+	@touch control-plane/src/lib.rs
+	SQLX_OFFLINE=false DATABASE_URL='sqlite://$(CURDIR)/target/sqlx.db' $(CARGO) check --locked --package lifeboat
+
 openapi: need-cargo $(UI_MODULES) ## Write console-ui/openapi.json from the code, and the console's types from it
 	LIFEBOAT_WRITE_OPENAPI=1 $(CARGO) test --locked --package lifeboat --test it openapi
 	cd $(UI) && $(NPM) run --silent generate
