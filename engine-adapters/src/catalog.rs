@@ -198,7 +198,14 @@ fn judge(entry: &Entry, host: &HostFacts) -> Candidate {
         Err(reason) => Verdict::Rejected(reason),
         Ok(()) => entry.opt_in.clone().map_or(Verdict::Taken, Verdict::OptIn),
     };
-    Candidate { id: entry.id.clone(), engine: entry.engine, label: entry.label.clone(), source, accelerated: entry.needs.device.is_some(), verdict }
+    Candidate {
+        id: entry.id.clone(),
+        engine: entry.engine,
+        label: entry.label.clone(),
+        source,
+        accelerated: entry.needs.device.is_some(),
+        verdict,
+    }
 }
 
 #[cfg(test)]

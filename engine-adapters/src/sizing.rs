@@ -51,6 +51,8 @@ pub struct Free {
     pub devices: u64,
     /// Number of devices.
     pub device_count: u32,
+    /// The devices work in the host's memory: both numbers are of one pool.
+    pub shared: bool,
 }
 
 /// Where the model goes.
@@ -72,6 +74,7 @@ const DEFAULT_POOLING: &str = "mean";
 /// Turns every "auto" of a llama.cpp row into a number.
 pub fn resolve(spec: &EngineSpec, model: &ModelFacts, host: &HostFacts) -> Result<Resolved, SizingError> {
     let free = free_memory(spec, host);
+    check_devices(spec, free)?;
     let task = spec.task.unwrap_or(model.task);
     let threads = spec.threads.unwrap_or_else(|| auto_threads(host));
     let shape = Shape {
@@ -91,7 +94,7 @@ pub fn resolve(spec: &EngineSpec, model: &ModelFacts, host: &HostFacts) -> Resul
         slots: chosen.slots,
         threads,
         gpu_layers: match chosen.placement {
-            Placement::Host => (free.device_count > 0 || spec.gpu_layers.is_some()).then_some(0),
+            Placement::Host => Some(0),
             Placement::Devices => Some(spec.gpu_layers.unwrap_or_else(|| all_layers(model))),
             Placement::Layers(layers) => Some(layers),
             Placement::Split => None,
@@ -130,7 +133,7 @@ fn free_memory(spec: &EngineSpec, host: &HostFacts) -> Free {
     };
     let used: Vec<_> = host.reachable_devices().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, device)| device).collect();
     if spec.gpu_layers == Some(0) || used.is_empty() {
-        return Free { host: host_free, devices: 0, device_count: 0 };
+        return Free { host: host_free, devices: 0, device_count: 0, shared: false };
     }
     let own: u64 = used
         .iter()
@@ -139,7 +142,21 @@ fn free_memory(spec: &EngineSpec, host: &HostFacts) -> Free {
         .sum();
     // A device without memory of its own works in the host's; a quarter of that stays with the system.
     let devices = if own > 0 { own } else { host_free / 4 * 3 };
-    Free { host: host_free, devices, device_count: u32::try_from(used.len()).unwrap_or(u32::MAX) }
+    Free { host: host_free, devices, device_count: u32::try_from(used.len()).unwrap_or(u32::MAX), shared: own == 0 }
+}
+
+/// What the row says of devices is refused where there is none, not quietly dropped.
+fn check_devices(spec: &EngineSpec, free: Free) -> Result<(), SizingError> {
+    let wants_layers = spec.gpu_layers.is_some_and(|layers| layers > 0);
+    let wants_devices = spec.gpu_layers != Some(0) && spec.devices.as_ref().is_some_and(|names| names.iter().any(|name| name != "none"));
+    if free.device_count > 0 || !(wants_layers || wants_devices) {
+        return Ok(());
+    }
+    let field = if wants_layers { "gpu_layers" } else { "devices" };
+    Err(SizingError::DoesNotFit {
+        arithmetic: format!("{field} asks for a device, and this host has none that the engine build can use"),
+        hint: format!("leave `{field}` out, or install a build for the device (`lifeboat engine candidates`)"),
+    })
 }
 
 /// `CUDA1` -> 1: engines number their devices in the order they are found.
@@ -151,8 +168,8 @@ fn device_index(name: &str) -> Option<usize> {
 fn host_left(base: MemoryNeed, placement: Placement, free: Free) -> u64 {
     let total = base.total_bytes();
     let on_host = match placement {
-        Placement::Host | Placement::Layers(_) => total,
-        Placement::Devices => need::PROCESS_BYTES,
+        Placement::Devices if !free.shared => need::PROCESS_BYTES,
+        Placement::Host | Placement::Layers(_) | Placement::Devices => total,
         Placement::Split => total.saturating_sub(free.devices),
     };
     (free.host / 10 * 9).saturating_sub(on_host)

@@ -240,7 +240,7 @@ pub struct Resolved {
     pub slots: u32,
     /// CPU threads (0 where the engine has none of its own).
     pub threads: u32,
-    /// Layers offloaded; `None` = the engine decides or has no accelerator.
+    /// Layers offloaded, 0 on a host without a device; `None` = the engine places what fits, or has no layers.
     pub gpu_layers: Option<u32>,
     /// KV cache format of the keys.
     pub cache_type_k: CacheType,

@@ -1,7 +1,7 @@
 //! Bytes -> keys and tensors, within bounds.
 //!
-//! What is kept is a small multiple of the bytes read: short strings, numbers, and arrays of numbers short
-//! enough to be "one a layer". Tokenizer arrays (1e5 entries and more) are walked over and only counted.
+//! What is kept is bounded whatever the file says: short strings, numbers, and arrays of numbers short enough to
+//! be "one a layer". Tokenizer arrays (1e5 entries and more) are walked over and only counted.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +22,10 @@ const MAX_STRING_BYTES: u64 = 16 << 20;
 const MAX_KEPT_STRING: u64 = 256 << 10;
 /// Longest array whose numbers are kept: more than any model has layers.
 const MAX_KEPT_ARRAY: u64 = 4096;
+/// Numbers kept of all arrays together.
+const MAX_KEPT_NUMBERS: u64 = 1 << 20;
+/// Text kept of all keys, names and values together, bytes.
+const MAX_KEPT_TEXT: u64 = 64 << 20;
 /// Most elements of any array.
 const MAX_ARRAY: u64 = 64 << 20;
 /// Dimensions of a tensor.
@@ -43,7 +47,7 @@ pub enum Value {
     /// A string of that many bytes that was not kept.
     LongText(u64),
     /// An array of integers or booleans, short enough to keep.
-    Integers(Vec<i128>),
+    Integers(Vec<i64>),
     /// An array of that many elements that was not kept.
     Skipped(u64),
 }
@@ -127,7 +131,7 @@ impl Header {
 
 /// Reads a header from the beginning of a file.
 pub fn read(bytes: &[u8]) -> Result<Header, GgufError> {
-    let mut input = Input { bytes, at: 0, wide: true };
+    let mut input = Input { bytes, at: 0, wide: true, text_left: MAX_KEPT_TEXT, numbers_left: MAX_KEPT_NUMBERS };
     if !b"GGUF".starts_with(&bytes[..bytes.len().min(4)]) {
         return Err(GgufError::NotGguf);
     }
@@ -175,7 +179,7 @@ fn read_value(input: &mut Input<'_>, kind: u32) -> Result<Value, GgufError> {
         8 => {
             let length = input.length(MAX_STRING_BYTES, "a string is too long")?;
             let text = input.take(length)?;
-            if length > MAX_KEPT_STRING {
+            if length > MAX_KEPT_STRING || !input.keep_text(length) {
                 return Ok(Value::LongText(length));
             }
             Ok(Value::Text(String::from_utf8_lossy(text).into_owned()))
@@ -236,14 +240,15 @@ fn read_array(input: &mut Input<'_>) -> Result<Value, GgufError> {
                 return Err(input.corrupt("an array has a type that does not exist"));
             };
             input.expect(length.saturating_mul(width))?;
-            if length > MAX_KEPT_ARRAY || matches!(kind, 6 | 12) {
+            if length > MAX_KEPT_ARRAY || length > input.numbers_left || matches!(kind, 6 | 12) {
                 input.take(length * width)?;
                 return Ok(Value::Skipped(length));
             }
+            input.numbers_left -= length;
             let mut numbers = Vec::new();
             for _ in 0..length {
                 numbers.push(match read_scalar(input, kind)? {
-                    Value::Integer(number) => number,
+                    Value::Integer(number) => i64::try_from(number).unwrap_or(i64::MAX),
                     Value::Bool(flag) => flag.into(),
                     _ => 0,
                 });
@@ -299,6 +304,10 @@ struct Input<'a> {
     at: usize,
     /// Counts and lengths have 8 bytes (version 2 and later), not 4.
     wide: bool,
+    /// Bytes of text that may still be kept.
+    text_left: u64,
+    /// Numbers of arrays that may still be kept.
+    numbers_left: u64,
 }
 
 impl<'a> Input<'a> {
@@ -357,9 +366,19 @@ impl<'a> Input<'a> {
         if length > most { Err(self.corrupt(problem)) } else { Ok(length) }
     }
 
+    /// Whether that much more text may be kept; if so, it is counted.
+    fn keep_text(&mut self, length: u64) -> bool {
+        let left = self.text_left.checked_sub(length);
+        self.text_left = left.unwrap_or(self.text_left);
+        left.is_some()
+    }
+
     fn text(&mut self, most: u64, problem: &str) -> Result<&'a str, GgufError> {
         let length = self.length(most, problem)?;
         let bytes = self.take(length)?;
+        if !self.keep_text(length) {
+            return Err(self.corrupt("the names are longer than 64 MiB together"));
+        }
         std::str::from_utf8(bytes).map_err(|_| self.corrupt("a name is no UTF-8"))
     }
 }

@@ -328,7 +328,7 @@ fn kept(header: &Header) -> usize {
                 + 64
                 + match value {
                     Value::Text(text) => text.len(),
-                    Value::Integers(numbers) => numbers.len() * 16,
+                    Value::Integers(numbers) => numbers.len() * 8,
                     _ => 0,
                 }
         })

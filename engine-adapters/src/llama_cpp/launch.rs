@@ -17,7 +17,7 @@
 //! | `--cache-ram` | MiB | always; 0 = off |
 //! | `--ctx-checkpoints` | N | sliding-window and recurrent models |
 //! | `--cache-type-k` `--cache-type-v` | type | where not f16 |
-//! | `--n-gpu-layers` | N | the number of layers is decided here |
+//! | `--n-gpu-layers` | N | the build has devices and the number of layers is decided here |
 //! | `--device` | names, comma separated | the row names devices |
 //! | `--fit` | `off`, or `on` where the engine splits a model between devices and host | always |
 //! | `--embeddings` | | embedding rows |
@@ -131,9 +131,9 @@ fn memory(arguments: &mut Arguments<'_>, input: &LaunchInput<'_>) {
     if let Some(devices) = &input.spec.devices {
         arguments.always("--device", devices.join(","));
     }
-    let engine_splits = resolved.gpu_layers.is_none() && !input.build.devices.is_empty();
-    arguments.if_known("--fit", Some(if engine_splits { "on" } else { "off" }));
-    if let Some(layers) = resolved.gpu_layers {
+    arguments.if_known("--fit", Some(if resolved.gpu_layers.is_none() { "on" } else { "off" }));
+    // A build for the CPU alone would only warn about the flag.
+    if let Some(layers) = resolved.gpu_layers.filter(|_| !input.build.devices.is_empty()) {
         arguments.always("--n-gpu-layers", layers.to_string());
     }
 }

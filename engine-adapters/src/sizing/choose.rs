@@ -111,11 +111,15 @@ impl Search<'_> {
             (0, _) | (_, Some(0)) => vec![Placement::Host],
             (_, Some(layers)) if layers >= super::all_layers(self.model) => vec![Placement::Devices],
             (_, Some(layers)) => vec![Placement::Layers(layers)],
+            (_, None) if self.free.shared => vec![Placement::Devices, Placement::Host],
             (_, None) => vec![Placement::Devices, Placement::Split],
         }
     }
 
     fn fits(&self, plan: Plan, placement: Placement, share: Share) -> bool {
+        if u64::from(cells(plan.context)) * u64::from(plan.slots) > i32::MAX.unsigned_abs().into() {
+            return false; // more tokens than the engine can count
+        }
         let (host, devices) = self.split(plan, placement);
         let room = |free: u64| free / 10 * share.0 + free % 10 * share.0 / 10;
         match placement {

@@ -88,7 +88,7 @@ fn a_small_model_gets_its_own_context_and_slots_by_cores() {
     let resolved = sized(|_| (), &smollm2(), &host(8, 2)).unwrap();
     assert_eq!((resolved.slots, resolved.context, resolved.threads), (2, 8192, 2));
     assert_eq!(resolved.memory.kv_bytes, 2 * 8192 * 23_040);
-    assert_eq!(resolved.gpu_layers, None);
+    assert_eq!(resolved.gpu_layers, Some(0));
     let resolved = sized(|_| (), &smollm2(), &host(8, 8)).unwrap();
     assert_eq!((resolved.slots, resolved.threads), (4, 8));
 }
@@ -249,10 +249,10 @@ fn a_device_too_small_is_left_to_the_engine_to_fill() {
 fn unreachable_devices_and_those_of_another_build_do_not_count() {
     let mut machine = host(16, 8);
     machine.devices = vec![Device { unreachable: Some("no /dev/nvidia0".into()), ..gpu(24, 23) }];
-    assert_eq!(sized(|_| (), &smollm2(), &machine).unwrap().gpu_layers, None);
+    assert_eq!(sized(|_| (), &smollm2(), &machine).unwrap().gpu_layers, Some(0));
     machine.devices = vec![gpu(24, 23)];
     assert_eq!(sized(|spec| spec.gpu_layers = Some(0), &smollm2(), &machine).unwrap().gpu_layers, Some(0));
-    assert_eq!(sized(|spec| spec.devices = Some(vec!["none".into()]), &smollm2(), &machine).unwrap().gpu_layers, None);
+    assert_eq!(sized(|spec| spec.devices = Some(vec!["none".into()]), &smollm2(), &machine).unwrap().gpu_layers, Some(0));
 }
 
 #[test]
@@ -266,4 +266,21 @@ fn every_decision_has_a_line_with_its_numbers() {
     ] {
         assert!(lines.contains(part), "{part} is missing in\n{lines}");
     }
+}
+
+#[test]
+fn layers_or_devices_asked_for_where_there_is_no_device_are_refused() {
+    for change in [|spec: &mut EngineSpec| spec.gpu_layers = Some(10), |spec: &mut EngineSpec| spec.devices = Some(vec!["CUDA0".into()])] {
+        let error = sized(change, &smollm2(), &host(8, 2)).unwrap_err();
+        assert!(error.to_string().contains("asks for a device"), "{error}");
+    }
+}
+
+#[test]
+fn a_device_in_the_hosts_memory_is_not_counted_twice() {
+    let mut machine = host(16, 8);
+    machine.devices = vec![Device { memory_total_bytes: 0, memory_free_bytes: 0, ..gpu(0, 0) }];
+    let resolved = sized(|_| (), &eight_billion(), &machine).unwrap();
+    assert_eq!(resolved.gpu_layers, Some(33));
+    assert!(resolved.memory.total_bytes() <= machine.memory.available_bytes, "{:?}", resolved.arithmetic);
 }
