@@ -4,7 +4,5 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Before anything else: a guard must stay small and must not have a runtime.
-    lifeboat::guard::dispatch()
-        .or_else(lifeboat::sim_engine::dispatch)
-        .unwrap_or_else(|| lifeboat::cli::run(std::env::args_os()))
+    lifeboat::guard::dispatch().or_else(lifeboat::sim_engine::dispatch).unwrap_or_else(|| lifeboat::cli::run(std::env::args_os()))
 }

@@ -34,6 +34,8 @@ pub struct Candidate {
     pub source: Source,
     /// It is for an accelerator: a build that sees none is of no use.
     pub accelerated: bool,
+    /// It is for another system or processor than this host's.
+    pub foreign: bool,
     /// Whether it is taken.
     pub verdict: Verdict,
 }
@@ -204,6 +206,7 @@ fn judge(entry: &Entry, host: &HostFacts) -> Candidate {
         label: entry.label.clone(),
         source,
         accelerated: entry.needs.device.is_some(),
+        foreign: rules::is_foreign(&entry.needs, host),
         verdict,
     }
 }

@@ -67,7 +67,10 @@ pub(super) async fn run(inner: &Arc<Inner>, kind: EngineKind, wish: &Wish, progr
     let mut tried = Vec::new();
     for candidate in chosen {
         if let (None, Verdict::Rejected(reason)) = (&wish.only, &candidate.verdict) {
-            tried.push(format!("{}: {reason}", candidate.id));
+            // What is for other machines would only hide what matters; `engine candidates` lists it.
+            if !candidate.foreign {
+                tried.push(format!("{}: {reason}", candidate.id));
+            }
             continue;
         }
         match attempt.candidate(candidate).await? {

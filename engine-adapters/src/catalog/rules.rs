@@ -89,8 +89,13 @@ pub(super) fn check(needs: &Needs, source: &mut Source, host: &HostFacts) -> Res
     }
 }
 
+/// For another system or processor.
+pub(super) fn is_foreign(needs: &Needs, host: &HostFacts) -> bool {
+    needs.os.as_ref().is_some_and(|os| *os != host.os) || needs.arch.as_ref().is_some_and(|arch| *arch != host.arch)
+}
+
 fn check_platform(needs: &Needs, host: &HostFacts) -> Result<(), String> {
-    if needs.os.as_ref().is_some_and(|os| *os != host.os) || needs.arch.as_ref().is_some_and(|arch| *arch != host.arch) {
+    if is_foreign(needs, host) {
         let (os, arch) = (needs.os.as_deref().unwrap_or("any system"), needs.arch.as_deref().unwrap_or("any processor"));
         return Err(format!("is for {os} on {arch}, this host is {} on {}", host.os, host.arch));
     }
@@ -108,10 +113,12 @@ fn check_glibc(needed: Option<Version>, host: &HostFacts) -> Result<(), String> 
 }
 
 fn check_python(needed: Version, host: &HostFacts) -> Result<(), String> {
-    match host.tools.python.as_deref().map(|text| (text, Version::parse(text))) {
-        None => Err(format!("needs Python {needed} with pip, which was not found")),
-        Some((_, Some(version))) if version >= needed => Ok(()),
-        Some((text, _)) => Err(format!("needs Python {needed}, this host has {text}")),
+    let Some(program) = host.tools.python.as_deref() else { return Err(format!("needs Python {needed} with pip, which was not found")) };
+    // `/usr/bin/python3.11` tells its version; a launcher script (`shims/python3`) does not, and pip itself will say.
+    let name = program.rsplit('/').next().unwrap_or(program);
+    match Version::parse(name.trim_start_matches("python")) {
+        Some(version) if version < needed && name != "python3" => Err(format!("needs Python {needed}, this host has {program}")),
+        _ => Ok(()),
     }
 }
 
