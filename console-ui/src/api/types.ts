@@ -6,5 +6,5 @@ type Schemas = components["schemas"];
 
 export type Server = Schemas["Server"];
 export type Model = Schemas["LocalModel"];
-export type EngineBuild = { id: string; engine: string; version: string; source: string; active: boolean };
+export type EngineBuild = Schemas["InstalledBuild"];
 export type Hardware = Schemas["HostFacts"];

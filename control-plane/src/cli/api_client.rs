@@ -51,6 +51,15 @@ impl ApiClient {
         self.call(Method::GET, path, None).await
     }
 
+    /// The entries of a list that comes in one page.
+    pub async fn entries(&self, path: &str) -> Result<Vec<Value>, Failure> {
+        let mut page = self.get(path).await?;
+        match page["data"].take() {
+            Value::Array(data) => Ok(data),
+            _ => Ok(Vec::new()),
+        }
+    }
+
     /// All entries of a list, whatever pages it comes in.
     pub async fn list(&self, path: &str) -> Result<Vec<Value>, Failure> {
         let joint = if path.contains('?') { '&' } else { '?' };

@@ -206,10 +206,10 @@ async fn engine(api: &ApiClient) -> Check {
         Ok(builds) => builds,
         Err(error) => return Check::fail(NAME, format!("the installed builds cannot be read: {error}"), "see the log of the server"),
     };
-    if let Some(build) = installed.iter().find(|build| build["active"] == true) {
+    if let Some(build) = installed.iter().find(|build| build["engine"] == "llama_cpp" && build["active"] == true) {
         return Check::ok(NAME, format!("{} is installed and active", output::text(&build["id"])));
     }
-    match api.list("/api/engines/candidates?engine=llama_cpp").await {
+    match api.entries("/api/engines/candidates?engine=llama_cpp").await {
         Ok(list) => candidates(&list),
         Err(error) => {
             Check::warn(NAME, format!("none is installed, and candidates cannot be read: {error}"), "see `lifeboat engine candidates`")

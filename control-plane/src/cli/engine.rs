@@ -92,15 +92,27 @@ async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
             output::text(&build["engine"]),
             output::text(&build["version"]),
             output::text(&build["source"]),
-            output::text(&build["active"]),
+            standing(build).to_owned(),
+            build["size_bytes"].as_u64().map_or_else(|| output::NONE.to_owned(), output::bytes),
+            output::text(&build["proof"]["cause"]),
         ]
     };
-    output::table(&["build", "engine", "version", "source", "active"], builds.iter().map(cells))?;
+    output::table(&["build", "engine", "version", "source", "state", "size", "reason"], builds.iter().map(cells))?;
     Ok(())
 }
 
+/// What a build is to the engine it belongs to.
+fn standing(build: &Value) -> &'static str {
+    match (build["active"] == true, build["previous"] == true, build["proof"]["result"].as_str()) {
+        (true, ..) => "active",
+        (_, true, _) => "previous",
+        (.., Some("failed")) => "failed",
+        _ => "kept",
+    }
+}
+
 async fn candidates(api: &ApiClient, json: bool, args: &KindArgs) -> anyhow::Result<()> {
-    let candidates = api.list(&format!("/api/engines/candidates?engine={}", encode(&args.engine))).await?;
+    let candidates = api.entries(&format!("/api/engines/candidates?engine={}", encode(&args.engine))).await?;
     if json {
         return output::json(&candidates);
     }

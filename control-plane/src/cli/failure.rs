@@ -131,7 +131,7 @@ fn render(error: &anyhow::Error, json: bool) -> String {
     let mut text = format!("error: {error}\n");
     for cause in causes {
         text.push_str("  because: ");
-        text.push_str(&cause);
+        text.push_str(&on_lines(&cause));
         text.push('\n');
     }
     if let Some(hint) = hint {
@@ -140,6 +140,12 @@ fn render(error: &anyhow::Error, json: bool) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A long list of reasons, one a line.
+fn on_lines(text: &str) -> String {
+    const ONE_LINE: usize = 160;
+    if text.len() <= ONE_LINE { text.to_owned() } else { text.replace("; ", ";\n           ") }
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ async fn folder(api: &ApiClient, json: bool, command: &FolderCommand) -> anyhow:
     let shown = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
     match command {
         FolderCommand::List => {
-            let folders = api.list(ROUTE).await?;
+            let folders = api.entries(ROUTE).await?;
             if json {
                 return output::json(&folders);
             }
