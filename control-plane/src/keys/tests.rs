@@ -1,3 +1,5 @@
+//! Keys in memory: who may do what, and what a change does to those who ask.
+
 use http::HeaderValue;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The store on real database files: rows, generations, status, kills and full disks.
+
 use lifeboat_engines::spec::EngineSpec;
 use serde_json::json;
 

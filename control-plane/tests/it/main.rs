@@ -9,11 +9,21 @@
     reason = "a test that cannot go on must stop loudly; clippy sees helpers of an integration test as production code"
 )]
 
+mod adopt;
 mod api;
 mod cli;
+mod clients;
+mod crash;
 mod engines;
 mod gateway;
+mod on_demand;
+mod pull;
+mod real_engine;
+mod reconcile;
+mod sdk;
+mod shutdown;
 mod sim_engine;
 mod supervisor;
 mod support;
 mod support_works;
+mod tidy;

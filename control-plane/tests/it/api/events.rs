@@ -1,3 +1,5 @@
+//! The event stream: what it tells and how a reader picks it up again.
+
 use std::time::Duration;
 
 use reqwest::{Method, StatusCode};

@@ -1,3 +1,5 @@
+//! API keys over REST, and binding beyond loopback.
+
 use std::net::{Ipv4Addr, SocketAddr};
 
 use lifeboat::app::{Mode, RunningApp, StartError};

@@ -1,3 +1,5 @@
+//! The checked-in description of the API is the one the code gives.
+
 use std::path::Path;
 
 use lifeboat::api::openapi;

@@ -1,3 +1,5 @@
+//! Host, Origin, limits of connections and of what is sent.
+
 use reqwest::header::{HOST, ORIGIN};
 use reqwest::{Method, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,3 +1,5 @@
+//! Server rows over REST: validation, edits, generations.
+
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 

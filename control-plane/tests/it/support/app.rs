@@ -30,6 +30,8 @@ pub struct TestApp {
     served: Option<Served>,
     /// The client of this test.
     pub client: reqwest::Client,
+    /// The API key of [`TestApp::call`] and what is built on it.
+    pub key: Option<String>,
 }
 
 /// An engine the app under test does not own.
@@ -84,7 +86,7 @@ impl TestApp {
 
     fn prepare_in(root: Root, settings: &str) -> Self {
         let inherited = std::env::vars().filter(|(name, _)| !name.starts_with("LIFEBOAT_") && !name.starts_with("HF_"));
-        let mut app = Self { root, port: free_port(), environment: inherited.collect(), served: None, client: client() };
+        let mut app = Self { root, port: free_port(), environment: inherited.collect(), served: None, client: client(), key: None };
         app.set("LIFEBOAT_LOG", "info");
         std::fs::create_dir_all(app.data_dir()).unwrap();
         std::fs::write(app.data_dir().join("lifeboat.toml"), settings).unwrap();
@@ -217,6 +219,9 @@ impl TestApp {
     /// One REST call; the body is `null` where the reply has none or is not JSON.
     pub async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
         let mut request = self.client.request(method, self.url(path));
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
         if let Some(body) = body {
             request = request.json(body);
         }
@@ -224,6 +229,16 @@ impl TestApp {
         let status = reply.status();
         let bytes = reply.bytes().await.unwrap();
         (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+    }
+
+    /// Creates a key that may do everything; all further calls carry it.
+    pub async fn create_key(&mut self) -> String {
+        let wanted = json!({"name": "test", "scopes": ["inference", "admin"]});
+        let (status, reply) = self.call(Method::POST, "/api/keys", Some(&wanted)).await;
+        assert_eq!(status, StatusCode::CREATED, "{reply}");
+        let key = reply["key"].as_str().expect("a new key is shown").to_owned();
+        self.key = Some(key.clone());
+        key
     }
 
     /// Creates a row and returns its id.

@@ -1,0 +1,140 @@
+//! One path for create, edit, start, stop and delete: what each changes, and what it leaves alone.
+
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::support::{STEP, TestApp, alive, eventually};
+
+fn pid(row: &Value) -> u64 {
+    row["pid"].as_u64().unwrap_or_else(|| panic!("no pid: {row:#}"))
+}
+
+#[tokio::test]
+async fn a_new_row_is_served_at_generation_one_and_shows_what_auto_became() {
+    let app = TestApp::start().await;
+    let id = app.create_row(&json!({"model_name": "chat", "engine": "sim", "model": "sim"})).await;
+    let row = app.wait_state(&id, "ready").await;
+    assert_eq!((&row["generation"], &row["desired_state"], &row["slots"]), (&json!(1), &json!("running"), &Value::Null));
+    assert_eq!(row["resolved"]["slots"], 4);
+    assert!(!row["resolved"]["arithmetic"].as_array().unwrap().is_empty());
+    assert!(row["endpoint"].as_str().unwrap().starts_with("http://127.0.0.1:"));
+    let (status, models) = app.call(Method::GET, "/v1/models", None).await;
+    assert_eq!((status, &models["data"][0]["id"]), (StatusCode::OK, &json!("chat")));
+    assert_eq!(app.call(Method::GET, "/ready", None).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_edit_restarts_that_row_alone() {
+    let app = TestApp::start().await;
+    let edited = app.ready_sim_row("chat", &[]).await;
+    let other = app.ready_sim_row("other", &[]).await;
+    let (before, untouched) = (pid(&app.row(&edited).await), pid(&app.row(&other).await));
+    let row = app.edit_row(&edited, &json!({"slots": 3})).await;
+    assert_eq!(row["generation"], 2);
+    let changed = |row: &Value| row["state"] == "ready" && row["resolved"]["slots"] == 3;
+    let row = app.wait_row(&edited, "the edit is in force", STEP, changed).await;
+    assert_ne!(pid(&row), before);
+    assert_eq!(row["restarts"], 0, "an edit is not a death");
+    assert_eq!(pid(&app.row(&other).await), untouched);
+    assert!(!alive(u32::try_from(before).unwrap()));
+}
+
+#[tokio::test]
+async fn an_edit_lets_running_replies_finish() {
+    let app = TestApp::start().await;
+    let id = app.ready_sim_row("chat", &["--tokens", "40", "--decode-us-per-token", "50000"]).await;
+    let (_, mut stream) = app.chat_stream("chat", "hello", json!({})).await;
+    assert!(stream.next().await.unwrap().is_some());
+    app.edit_row(&id, &json!({"slots": 3})).await;
+    // A request that comes meanwhile waits for the new engine.
+    let (status, reply) = app.chat("chat", "meanwhile", json!({"max_tokens": 1})).await;
+    assert_eq!(status, StatusCode::OK, "{reply}");
+    assert_eq!(stream.collect().await.last().unwrap().data, "[DONE]");
+    app.wait_row(&id, "the edit is in force", STEP, |row| row["state"] == "ready" && row["resolved"]["slots"] == 3).await;
+}
+
+#[tokio::test]
+async fn a_change_of_names_alone_does_not_touch_the_engine() {
+    let app = TestApp::start().await;
+    let id = app.ready_sim_row("chat", &[]).await;
+    let before = pid(&app.row(&id).await);
+    app.edit_row(&id, &json!({"aliases": ["größe/ä: b", "second"]})).await;
+    let (status, reply) = eventually("the alias answers", STEP, async || {
+        let (status, reply) = app.chat("größe/ä: b", "hello", json!({})).await;
+        (status == StatusCode::OK).then_some((status, reply))
+    })
+    .await;
+    assert_eq!((status, &reply["model"]), (StatusCode::OK, &json!("größe/ä: b")), "a name is echoed as it was asked");
+    assert_eq!(pid(&app.row(&id).await), before);
+}
+
+#[tokio::test]
+async fn stop_start_and_restart_do_what_they_say() {
+    let app = TestApp::start().await;
+    let id = app.ready_sim_row("chat", &[]).await;
+    app.act(&id, "stop").await;
+    let row = app.wait_state(&id, "stopped").await;
+    assert_eq!((&row["desired_state"], &row["pid"]), (&json!("stopped"), &Value::Null));
+    assert_eq!(app.engines(), Vec::<u32>::new());
+    let (status, _) = app.chat("chat", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    app.act(&id, "start").await;
+    let first = pid(&app.wait_state(&id, "ready").await);
+    app.act(&id, "restart").await;
+    let other = |row: &Value| row["state"] == "ready" && row["pid"].as_u64() != Some(first);
+    app.wait_row(&id, "it was restarted", STEP, other).await;
+    // Asked again for what is already so, nothing changes.
+    let before = pid(&app.row(&id).await);
+    app.act(&id, "start").await;
+    app.act(&id, "start").await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(pid(&app.row(&id).await), before);
+}
+
+#[tokio::test]
+async fn a_deleted_row_takes_its_engine_and_its_name_with_it() {
+    let app = TestApp::start().await;
+    let id = app.ready_sim_row("chat", &["--spawn-grandchild"]).await;
+    let (status, _) = app.call(Method::DELETE, &format!("/api/servers/{id}"), None).await;
+    assert!(status.is_success(), "{status}");
+    eventually("only the control plane is left", STEP, async || (app.processes().len() == 1).then_some(())).await;
+    assert_eq!(app.call(Method::GET, &format!("/api/servers/{id}"), None).await.0, StatusCode::NOT_FOUND);
+    let (status, body) = app.chat("chat", "hello", json!({})).await;
+    assert_eq!((status, &body["error"]["code"]), (StatusCode::NOT_FOUND, &json!("model_not_found")), "{body}");
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_is_refused_with_its_field_and_changes_nothing() {
+    let app = TestApp::start().await;
+    for bad in [
+        json!({"model_name": "", "engine": "sim", "model": "sim"}),
+        json!({"model_name": "x", "engine": "sim", "model": "sim", "slots": 0}),
+        json!({"model_name": "x", "engine": "sim", "model": "sim", "extra_args": ["--rm", "-rf"]}),
+        json!({"model_name": "x", "engine": "nothing"}),
+        json!({"model_name": "x", "engine": "external"}),
+        json!({"model_name": "x", "engine": "sim", "model": "sim", "surprise": 1}),
+    ] {
+        let (status, reply) = app.call(Method::POST, "/api/servers", Some(&bad)).await;
+        assert!(status.is_client_error(), "{bad}: {status} {reply}");
+        assert!(reply["error"]["message"].is_string(), "{bad}: {reply}");
+    }
+    let (_, rows) = app.call(Method::GET, "/api/servers", None).await;
+    assert!(!rows.to_string().contains("model_name"), "{rows}");
+}
+
+#[tokio::test]
+async fn an_external_engine_is_probed_and_served_and_never_ended() {
+    let mut app = TestApp::start().await;
+    let outside = app.start_sim_engine(&["--model", "theirs"]).await;
+    let row = json!({"model_name": "mine", "engine": "external", "url": outside.url(), "slots": 4});
+    let id = app.create_row(&row).await;
+    app.wait_state(&id, "ready").await;
+    let (status, reply) = app.chat("mine", "hello", json!({})).await;
+    assert_eq!((status, &reply["model"]), (StatusCode::OK, &json!("mine")), "{reply}");
+    app.act(&id, "stop").await;
+    app.wait_state(&id, "stopped").await;
+    app.stop();
+    assert!(alive(outside.pid()));
+}
