@@ -9,12 +9,19 @@ use lifeboat_engines::host::{HostFacts, Libc, Tools};
 
 use super::{cpu, devices, libc, memory, tools};
 
-/// The machine as it is now. Memory, processors and devices are read afresh on each call; blocking, a few milliseconds
-/// (up to some seconds where an accelerator's driver does not answer).
+/// The machine as it is now. Memory, processors and devices are read afresh on each call. Blocking: some tenths of a
+/// second the first time, when the tools are asked for their versions, a few milliseconds later (up to some seconds
+/// where an accelerator's driver does not answer).
 pub fn measure() -> HostFacts {
     // Neither the C library nor the installed tools change under a running process in a way that matters.
-    static LIBC: OnceLock<Libc> = OnceLock::new();
     static TOOLS: OnceLock<Tools> = OnceLock::new();
+    let tools = TOOLS.get_or_init(|| tools::tools(&std::env::var_os("PATH").unwrap_or_default())).clone();
+    HostFacts { tools, ..measure_for_launch() }
+}
+
+/// As [`measure`], without the tools, which no launch needs: a few milliseconds from the first call on.
+pub fn measure_for_launch() -> HostFacts {
+    static LIBC: OnceLock<Libc> = OnceLock::new();
     let root = Path::new("/");
     HostFacts {
         os: std::env::consts::OS.into(),
@@ -23,7 +30,7 @@ pub fn measure() -> HostFacts {
         cpu: cpu::cpu(root, &cpu::allowed_threads()),
         memory: memory::memory(root),
         devices: devices::devices(root),
-        tools: TOOLS.get_or_init(|| tools::tools(&std::env::var_os("PATH").unwrap_or_default())).clone(),
+        tools: Tools::default(),
     }
 }
 

@@ -1,6 +1,9 @@
 //! The one door to starting helper programs (pip, cmake) and guards. Engines themselves are started by their guard.
 
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Stdio;
 
 /// What a helper program may see of our environment: where programs, home and temporary files are, the language of
 /// messages, and how to get through to a package registry. Tokens, keys and engine settings are not among it.
@@ -31,13 +34,26 @@ const PASSED_ON: [&str; 24] = [
     "CXX",
 ];
 
+fn passed_on() -> impl Iterator<Item = (&'static str, OsString)> {
+    PASSED_ON.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+}
+
 /// A command with an empty environment but for what a program needs to find its tools and its home, no stdin,
 /// in a process group of its own, killed when dropped.
 #[expect(clippy::disallowed_methods, reason = "this is the one door to starting processes")]
 pub fn command(program: impl AsRef<Path>) -> tokio::process::Command {
     let mut command = tokio::process::Command::new(program.as_ref());
-    command.env_clear().envs(PASSED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-    command.stdin(std::process::Stdio::null()).process_group(0).kill_on_drop(true);
+    command.env_clear().envs(passed_on());
+    command.stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+    command
+}
+
+/// As [`command`], for a short question asked from a blocking thread.
+#[expect(clippy::disallowed_methods, reason = "this is the one door to starting processes")]
+pub fn question(program: impl AsRef<Path>) -> std::process::Command {
+    let mut command = std::process::Command::new(program.as_ref());
+    command.env_clear().envs(passed_on());
+    command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped()).process_group(0);
     command
 }
 

@@ -1,99 +1,113 @@
-//! Tools that a source of builds may need, found on the search path without running them: starting Python alone takes
-//! longer than a cached start of an engine may.
+//! Tools that a source of builds may need, each with its version.
+//!
+//! They are asked, not guessed at: what lies on the search path is often a launcher of something else (pyenv, ccache),
+//! and only the tool itself knows. That takes longer than a cached start of an engine may, so nothing on that path asks.
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use lifeboat_engines::host::Tools;
+use tokio::time::Instant;
 
-/// Looks through a search path.
+use super::spawn;
+
+/// Longest wait for one answer.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Longest answer read, bytes.
+const ANSWER: u64 = 4096;
+/// Between two looks whether it has come.
+const LOOK: Duration = Duration::from_millis(2);
+/// Prints the version if pip is there.
+const PYTHON_WITH_PIP: &str = "import sys, importlib.util as u; print('%d.%d.%d' % sys.version_info[:3] if u.find_spec('pip') else '')";
+
+/// Looks through a search path and asks what it finds. Blocking, some tenths of a second.
 pub fn tools(search_path: &OsStr) -> Tools {
-    let find = |names: &[&str]| names.iter().find_map(|name| find(search_path, name));
+    let ask = |names: &[&str], arguments: &[&str]| {
+        let program = names.iter().find_map(|name| find(search_path, name))?;
+        version_in(&answer(&program, arguments)?)
+    };
     Tools {
-        python: find(&["python3", "python"]).and_then(|path| python_with_pip(&path)),
-        cmake: find(&["cmake"]).map(|path| shown(&path)),
-        ninja: find(&["ninja", "ninja-build"]).map(|path| shown(&path)),
-        cxx: find(&["c++", "g++", "clang++"]).map(|path| shown(&path)),
+        python: ask(&["python3", "python"], &["-c", PYTHON_WITH_PIP]),
+        cmake: ask(&["cmake"], &["--version"]),
+        ninja: ask(&["ninja", "ninja-build"], &["--version"]),
+        cxx: ask(&["c++", "g++", "clang++"], &["--version"]),
     }
 }
 
 /// The first program of that name on a search path.
-pub fn find(search_path: &OsStr, name: &str) -> Option<PathBuf> {
+fn find(search_path: &OsStr, name: &str) -> Option<PathBuf> {
     let is_program = |path: &PathBuf| fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
     std::env::split_paths(search_path).filter(|folder| folder.is_absolute()).map(|folder| folder.join(name)).find(is_program)
 }
 
-/// Where it really is: the name behind the links mostly tells the version (`g++-12`, `python3.11`).
-fn shown(path: &Path) -> String {
-    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+/// What a program prints; nothing if it fails or does not come to an end.
+fn answer(program: &Path, arguments: &[&str]) -> Option<String> {
+    let mut child = spawn::question(program).args(arguments).spawn().ok()?;
+    let deadline = Instant::now() + WITHIN;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK),
+            _ => {
+                // Whether it could be killed or not, its answer is not waited for.
+                let _ = child.kill().and_then(|()| child.wait());
+                break None;
+            }
+        }
+    };
+    let mut text = Vec::new();
+    child.stdout?.take(ANSWER).read_to_end(&mut text).ok().filter(|_| status.is_some_and(|status| status.success()))?;
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A Python whose pip lies where it belongs. A launcher script (pyenv, asdf) hides where that is, and gets the benefit
-/// of the doubt: pip itself will say.
-fn python_with_pip(path: &Path) -> Option<String> {
-    let program = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if is_script(&program) || has_pip(path) || has_pip(&program) {
-        return Some(program.display().to_string());
-    }
-    None
-}
-
-fn is_script(path: &Path) -> bool {
-    let mut start = [0; 2];
-    fs::File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut start)).is_ok() && start == *b"#!"
-}
-
-fn has_pip(program: &Path) -> bool {
-    let Some(prefix) = program.parent().and_then(Path::parent) else { return false };
-    let libraries = ["lib", "lib64", "local/lib"].map(|folder| prefix.join(folder));
-    let versions = libraries.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
-    let pythons =
-        versions.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("python3"))).map(|entry| entry.path());
-    pythons.into_iter().any(|folder| ["site-packages/pip", "dist-packages/pip"].iter().any(|pip| folder.join(pip).is_dir()))
+/// The last word of the first line that begins like a version.
+fn version_in(answer: &str) -> Option<String> {
+    let is_version = |word: &&str| word.starts_with(|letter: char| letter.is_ascii_digit()) && word.contains('.');
+    // Compilers name their packager in parentheses first.
+    answer.lines().next()?.split_whitespace().rfind(is_version).map(str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
 
-    fn program(path: &Path, content: &[u8], mode: u32) {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    fn script(folder: &Path, name: &str, text: &str, mode: u32) {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join(name), format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(folder.join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
 
     #[test]
-    fn the_first_program_on_the_path_is_found_and_shown_by_its_real_name() {
+    fn versions_are_found_in_what_tools_print() {
+        for (answer, expected) in [
+            ("3.11.7\n", Some("3.11.7")),
+            ("cmake version 3.25.1\n\nCMake suite\n", Some("3.25.1")),
+            ("c++ (Debian 12.2.0-14+deb12u1) 12.2.0\nCopyright (C) 2022\n", Some("12.2.0")),
+            ("Apple clang version 15.0.0 (clang-1500.1)\n", Some("15.0.0")),
+            ("1.11.1.git.kitware\n", Some("1.11.1.git.kitware")),
+            ("\n", None),
+            ("", None),
+            ("nothing of the kind\n3.4\n", None),
+        ] {
+            assert_eq!(version_in(answer).as_deref(), expected, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_program_on_the_path_is_asked_and_one_that_fails_is_not_there() {
         let root = tempfile::tempdir().unwrap();
         let (one, two) = (root.path().join("one"), root.path().join("two"));
-        program(&one.join("cmake"), b"\x7fELF", 0o644);
-        program(&two.join("cmake"), b"\x7fELF", 0o755);
-        program(&two.join("g++-12"), b"\x7fELF", 0o755);
-        symlink(two.join("g++-12"), two.join("c++")).unwrap();
+        script(&one, "cmake", "echo not a program", 0o644);
+        script(&two, "cmake", "echo cmake version 3.25.1", 0o755);
+        script(&two, "c++", "echo 12.2.0; exit 1", 0o755);
+        script(&two, "python3", "[ \"$1\" = -c ] && echo 3.12.1", 0o755);
         fs::create_dir(two.join("ninja")).unwrap();
         let found = tools(&std::env::join_paths([&one, &two]).unwrap());
-        let real = fs::canonicalize(&two).unwrap();
-        assert_eq!(found.cmake, Some(real.join("cmake").display().to_string()));
-        assert_eq!(found.cxx, Some(real.join("g++-12").display().to_string()));
-        assert_eq!((found.ninja, found.python), (None, None));
-    }
-
-    #[test]
-    fn python_counts_only_with_pip_unless_a_launcher_hides_it() {
-        let root = tempfile::tempdir().unwrap();
-        let bin = root.path().join("bin");
-        program(&bin.join("python3.11"), b"\x7fELF", 0o755);
-        symlink(bin.join("python3.11"), bin.join("python3")).unwrap();
-        assert_eq!(tools(bin.as_os_str()).python, None);
-        fs::create_dir_all(root.path().join("lib/python3.11/site-packages/pip")).unwrap();
-        assert!(tools(bin.as_os_str()).python.is_some_and(|path| path.ends_with("python3.11")));
-
-        let shims = root.path().join("shims");
-        program(&shims.join("python3"), b"#!/bin/sh\n", 0o755);
-        assert!(tools(shims.as_os_str()).python.is_some_and(|path| path.ends_with("shims/python3")));
+        let expected = Tools { python: Some("3.12.1".into()), cmake: Some("3.25.1".into()), ninja: None, cxx: None };
+        assert_eq!(found, expected);
     }
 }

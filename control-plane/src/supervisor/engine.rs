@@ -263,7 +263,8 @@ impl Engine {
         let lines = self.child.last_log_lines(DIAGNOSED_LINES);
         let doing = if self.endpoint.is_some() { "the engine died" } else { "the engine died while it loaded" };
         let build = self.note.build.clone();
-        let diagnosis = tokio::task::spawn_blocking(move || diagnose(exit.code, exit.signal, &lines, &build, &facts::measure())).await;
+        let diagnosis =
+            tokio::task::spawn_blocking(move || diagnose(exit.code, exit.signal, &lines, &build, &facts::measure_for_launch())).await;
         Failure::died(match diagnosis {
             Ok(diagnosis) => format!("{doing}: {}; {}", diagnosis.cause, diagnosis.hint),
             Err(_) => format!("{doing}: {exit}"),

@@ -41,7 +41,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
         Err(failure) => return failure,
     };
     let adapter = adapter(spec.engine);
-    let measured = match tokio::task::spawn_blocking(facts::measure).await {
+    let measured = match tokio::task::spawn_blocking(facts::measure_for_launch).await {
         Ok(measured) => measured,
         Err(error) => return Failure::unavailable(&error),
     };

@@ -96,7 +96,7 @@ pub async fn start(publisher: &mut Publisher, deps: &Deps, prepared: Prepared) -
     let row = publisher.row().clone();
     let adapter = adapter(row.spec.engine);
     let io = |error: std::io::Error| Failure::unavailable(&error);
-    let measured = tokio::task::spawn_blocking(facts::measure).await.map_err(|error| Failure::unavailable(&error))?;
+    let measured = tokio::task::spawn_blocking(facts::measure_for_launch).await.map_err(|error| Failure::unavailable(&error))?;
     let Some(build) = &prepared.build else {
         return Err(Failure::died("there is nothing to start for this kind of engine"));
     };
