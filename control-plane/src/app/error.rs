@@ -6,6 +6,8 @@ use crate::host::instance::ClaimError;
 use crate::security::OpenToOthers;
 use crate::store::StoreError;
 
+const FREE_SPACE: &str = "free some space on the disk of the data directory";
+
 /// Why the control plane does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -41,7 +43,10 @@ impl StartError {
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
                 Some("another program listens there: choose another address with --listen")
             }
-            Self::Store(StoreError::DiskFull(_)) => Some("free some space on the disk of the data directory"),
+            Self::Store(StoreError::DiskFull(_)) => Some(FREE_SPACE),
+            Self::DataDir(source) | Self::Claim(ClaimError::Io { source, .. }) if source.kind() == std::io::ErrorKind::StorageFull => {
+                Some(FREE_SPACE)
+            }
             Self::Claim(_) | Self::DataDir(_) | Self::Store(_) | Self::Listen { .. } => None,
         }
     }

@@ -16,6 +16,7 @@ mod clients;
 mod crash;
 mod engines;
 mod gateway;
+mod handover;
 mod on_demand;
 mod pull;
 mod real_engine;
