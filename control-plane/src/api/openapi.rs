@@ -8,7 +8,7 @@ use utoipa::openapi::info::{Info, License};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
 
-use super::{api_routes, probe_routes};
+use super::table::{api_document, probe_document};
 
 /// The document as checked in.
 const DOCUMENT: &str = include_str!("../../../console-ui/openapi.json");
@@ -25,7 +25,7 @@ pub fn document() -> OpenApi {
     info.description = Some("REST API of the Lifeboat control plane. The inference API under /v1 is OpenAI's and Anthropic's own.".into());
     info.license = Some(License::new("Apache-2.0"));
     let empty = OpenApi::new(info, utoipa::openapi::Paths::new());
-    let router = OpenApiRouter::with_openapi(empty).nest("/api", api_routes()).merge(probe_routes());
+    let router = OpenApiRouter::with_openapi(empty).nest("/api", api_document()).merge(probe_document());
     let mut document = router.into_openapi();
     let components = document.components.get_or_insert_default();
     components.add_security_scheme("key", SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)));
