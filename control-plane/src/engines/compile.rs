@@ -47,11 +47,11 @@ pub(super) async fn run(
 
     let build = work.join("build");
     progress.step("configuring llama.cpp", None, false);
-    let mut configure = spawn::command("cmake");
+    let mut configure = spawn::watched("cmake");
     configure.arg("-S").arg(&sources).arg("-B").arg(&build).args(["-G", "Ninja"]).args(&source.options).args(SETTINGS).current_dir(work);
     step("cmake", configure, stall, |_| ()).await?;
 
-    let mut compile = spawn::command("ninja");
+    let mut compile = spawn::watched("ninja");
     compile.arg("-C").arg(&build).arg("-j").arg(jobs(host).to_string()).arg(&source.target).current_dir(work);
     let mut known = None;
     step("ninja", compile, stall, |line| {
@@ -122,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_tool_is_told_with_its_own_error() {
-        let mut shell = spawn::command("/bin/sh");
+        let mut shell = spawn::watched("/bin/sh");
         shell.args(["-c", "echo one; echo 'x.cpp:1: error: no such thing'; echo tail; exit 2"]);
         let failure = step("ninja", shell, Duration::from_secs(20), |_| ()).await.unwrap_err();
         assert!(failure.starts_with("ninja failed") && failure.ends_with("error: no such thing"), "{failure}");

@@ -48,8 +48,8 @@ pub(super) async fn ask(build: &Build, folder: &Path) -> Result<Told, InspectErr
     let (output, help) = question(&build, folder, "--help").await?;
     let flags = flags_of(&help);
     if flags.is_empty() {
-        use std::os::unix::process::ExitStatusExt;
-        let death = Death { code: output.status.code(), signal: output.status.signal(), lines: output.last_lines };
+        // A signal shows in the code, as a shell shows it.
+        let death = Death { code: output.status.code(), signal: None, lines: output.last_lines };
         return Err(InspectError::Died(death));
     }
     let version = if knows(&flags, "--version") { version_of(&question(&build, folder, "--version").await?.1) } else { None };
@@ -63,7 +63,7 @@ fn knows(flags: &[String], flag: &str) -> bool {
 }
 
 async fn question(build: &Build, home: &Path, flag: &str) -> Result<(ToolOutput, Vec<String>), ToolError> {
-    let mut command = spawn::command(&build.program);
+    let mut command = spawn::watched(&build.program);
     command.args(&build.prefix_args).arg(flag).current_dir(home).env_clear();
     command.env("HOME", home).env("PATH", "/usr/local/bin:/usr/bin:/bin").env("LANG", "C.UTF-8").envs(build.env.iter().cloned());
     let mut lines = Vec::new();

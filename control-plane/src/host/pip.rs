@@ -227,13 +227,17 @@ impl PipRequirement {
 struct Meter<'a> {
     folder: &'a Path,
     progress: &'a ProgressSender,
+    /// The file that is arriving.
+    file: Option<String>,
     arrived: u64,
+    /// Bytes of everything below the folder: pip at work, whatever it does.
+    touched: u64,
 }
 
 impl<'a> Meter<'a> {
     fn new(folder: &'a Path, package: &str, progress: &'a ProgressSender) -> Self {
         progress.step(format!("looking up {package}"), None, false);
-        Self { folder, progress, arrived: 0 }
+        Self { folder, progress, file: None, arrived: 0, touched: 0 }
     }
 
     fn hear(&mut self, event: ToolEvent<'_>) -> bool {
@@ -241,26 +245,33 @@ impl<'a> Meter<'a> {
             ToolEvent::Line(line) => {
                 let line = line.trim();
                 if let Some((file, size)) = announced(line) {
-                    self.arrived = 0;
                     self.progress.step(format!("downloading {file}"), size, true);
-                } else if line.starts_with("Installing collected packages") {
-                    self.progress.step(line.replace("Installing collected packages:", "unpacking"), None, false);
+                    (self.file, self.arrived) = (Some(file), 0);
+                } else if let Some(step) = later_step(line) {
+                    self.progress.step(step, None, false);
+                    self.file = None;
                 }
                 true
             }
             ToolEvent::Tick => {
-                let arrived = folder_bytes(self.folder);
-                let grew = arrived != self.arrived;
-                if grew {
+                let seen = Seen::below(self.folder, self.file.as_deref());
+                if let Some(arrived) = seen.file.filter(|arrived| *arrived != self.arrived) {
                     self.arrived = arrived;
-                    if self.progress.subscribe().borrow().bytes {
-                        self.progress.set(arrived);
-                    }
+                    self.progress.set(arrived);
                 }
-                grew
+                std::mem::replace(&mut self.touched, seen.all) != seen.all
             }
         }
     }
+}
+
+/// What pip says it does once it has its file.
+fn later_step(line: &str) -> Option<String> {
+    if let Some(names) = line.strip_prefix("Installing collected packages:") {
+        return Some(format!("unpacking{names}"));
+    }
+    let preparing = ["Installing build dependencies", "Getting requirements to build", "Preparing metadata"];
+    preparing.iter().any(|start| line.starts_with(start)).then(|| "reading the package's description".to_owned())
 }
 
 /// Reads `Downloading name.whl (33.8 MB)`: the file's name and its size in bytes, as near as pip tells.
@@ -285,21 +296,32 @@ fn parse_size(text: &str) -> Option<u64> {
     Some(whole.parse::<u64>().ok()?.checked_mul(scale)? + tenths * scale / 10)
 }
 
-/// Bytes of the files pip is fetching: those in its `pip-unpack-*` folders, one level deep.
-fn folder_bytes(folder: &Path) -> u64 {
-    let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-    entries(folder)
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("pip-"))
-        .flat_map(|entry| entries(&entry.path()))
-        .filter_map(|entry| entry.metadata().ok())
-        .filter(std::fs::Metadata::is_file)
-        .map(|metadata| metadata.len())
-        .sum()
+/// Sizes in pip's temporary folders (`pip-unpack-…` and others, one level deep).
+struct Seen {
+    /// Of the file that is arriving.
+    file: Option<u64>,
+    /// Of all files.
+    all: u64,
+}
+
+impl Seen {
+    fn below(folder: &Path, file: Option<&str>) -> Self {
+        let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let mut seen = Self { file: None, all: 0 };
+        for entry in entries(folder).flat_map(|folder| entries(&folder.path())) {
+            let Some(metadata) = entry.metadata().ok().filter(std::fs::Metadata::is_file) else { continue };
+            seen.all += metadata.len();
+            if file.is_some_and(|file| entry.file_name() == file) {
+                seen.file = Some(metadata.len());
+            }
+        }
+        seen
+    }
 }
 
 /// Python with the environment of every helper program, and the operator's settings for pip.
 fn python_command(program: &Path, folder: &Path) -> Command {
-    let mut command = spawn::command(program);
+    let mut command = spawn::watched(program);
     command.current_dir(folder).envs(std::env::vars_os().filter(|(name, _)| passes(&name.to_string_lossy())));
     // An operator's settings for their own use of pip that would contradict a private target folder.
     command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0").env("PYTHONDONTWRITEBYTECODE", "1").env("LC_ALL", "C.UTF-8");

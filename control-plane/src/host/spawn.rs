@@ -57,6 +57,23 @@ pub fn question(program: impl AsRef<Path>) -> std::process::Command {
     command
 }
 
+/// Runs the tool that follows and ends the whole process group when the other end of standard input closes, which the
+/// kernel sees to however the process at that end dies. The tool itself reads nothing.
+const WATCHED: &str = r#"exec 3<&0
+"$@" 3<&- </dev/null &
+tool=$!
+( read -r nothing <&3; kill -KILL 0 ) >/dev/null 2>&1 &
+wait "$tool"
+exit $?"#;
+
+/// A command as [`command`] makes it that does not outlive this process, as long as the near end of its standard input
+/// is kept ([`super::tool::run`] does). A death by signal shows as exit code 128 + its number.
+pub fn watched(program: impl AsRef<Path>) -> tokio::process::Command {
+    let mut watched = command("/bin/sh");
+    watched.args(["-c", WATCHED, "sh"]).arg(program.as_ref()).stdin(std::process::Stdio::piped());
+    watched
+}
+
 /// A command with an empty environment that goes on living after us. It stays in our process group, because only a
 /// process that leads no group can begin a session of its own, which is the first thing a guard does.
 #[expect(clippy::disallowed_methods, reason = "this is the one door to starting processes")]

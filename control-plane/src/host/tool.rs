@@ -1,5 +1,5 @@
 //! Runs a helper program to its end: reads its output line by line, watches that it gets on, and ends
-//! it with its whole process group when it does not or when nobody waits any more.
+//! it with its whole process group when it does not, when nobody waits any more, or when this process dies.
 //!
 //! There is no limit on the time a tool may take (a source build takes an hour on a small board), only
 //! on the time it may show no sign of life. Output is bounded: long lines are cut, few are kept.
@@ -71,13 +71,15 @@ pub enum ToolError {
     },
 }
 
-/// Runs `command` (from `host::spawn::command`) to its end. `watch` hears every line and, between
+/// Runs `command` (from `host::spawn::watched`) to its end. `watch` hears every line and, between
 /// lines, ticks; it returns whether it saw a sign of life. Dropping the future ends the tool.
 pub async fn run(mut command: Command, stall: Duration, mut watch: impl FnMut(ToolEvent<'_>) -> bool) -> Result<ToolOutput, ToolError> {
-    let program = PathBuf::from(command.as_std().get_program());
+    let program = named(&command);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| ToolError::Start { program: program.clone(), source })?;
     let _group = Group(child.id());
+    // Closed by our end, however it comes; nothing is ever written to it.
+    let _lifeline = child.stdin.take();
     let (mut out, mut err) = (LineReader::new(child.stdout.take()), LineReader::new(child.stderr.take()));
     let mut kept = VecDeque::with_capacity(KEPT_LINES);
     let mut tick = tokio::time::interval(TICK);
@@ -117,6 +119,11 @@ pub async fn run(mut command: Command, stall: Duration, mut watch: impl FnMut(To
             return Err(ToolError::Stalled { program, stall });
         }
     }
+}
+
+/// The tool behind the shell that watches over it.
+fn named(command: &Command) -> PathBuf {
+    command.as_std().get_args().nth(3).map_or_else(|| command.as_std().get_program().into(), PathBuf::from)
 }
 
 /// Ends the tool's process group when the run is over or given up: a compiler or an installer's
@@ -183,7 +190,7 @@ mod tests {
     use crate::host::spawn;
 
     fn shell(script: &str) -> Command {
-        let mut command = spawn::command("/bin/sh");
+        let mut command = spawn::watched("/bin/sh");
         command.arg("-c").arg(script);
         command
     }
@@ -212,16 +219,44 @@ mod tests {
         let script = format!("sh -c 'echo $$ > {0}; exec sleep 600' & wait", pid_file.display());
         let failure = run(shell(&script), Duration::from_millis(600), |_| false).await.unwrap_err();
         assert!(matches!(failure, ToolError::Stalled { .. }), "{failure:?}");
-        let pid: i32 = std::fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
-        let stat = std::path::PathBuf::from(format!("/proc/{pid}/stat"));
-        // Ended, or a zombie that its new parent has not collected yet.
-        for _ in 0..200 {
-            match std::fs::read_to_string(&stat) {
-                Ok(text) if !text.contains(") Z ") => tokio::time::sleep(Duration::from_millis(10)).await,
-                _ => return,
+        wait_until_gone(std::fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap()).await;
+    }
+
+    #[tokio::test]
+    async fn a_death_by_signal_shows_as_a_shell_shows_it_and_a_missing_tool_as_127() {
+        let killed = run(shell("kill -ILL $$"), Duration::from_secs(20), |_| false).await.unwrap();
+        assert_eq!(killed.status.code(), Some(128 + 4));
+        let missing = run(spawn::watched("/no/such/tool"), Duration::from_secs(20), |_| false).await.unwrap();
+        assert_eq!(missing.status.code(), Some(127));
+        assert!(missing.last_lines[0].contains("/no/such/tool"), "{:?}", missing.last_lines);
+    }
+
+    #[tokio::test]
+    async fn a_tool_ends_with_all_its_children_when_the_one_who_asked_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid_file = folder.path().join("pid");
+        let mut child = shell(&format!("sh -c 'echo $$ > {0}; exec sleep 600' & wait", pid_file.display())).spawn().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let pid = loop {
+            if let Ok(pid) = std::fs::read_to_string(&pid_file).unwrap_or_default().trim().parse::<u32>() {
+                break pid;
             }
+            assert!(Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        // What the kernel does with the pipe of a process that was killed.
+        drop(child.stdin.take());
+        child.wait().await.unwrap();
+        wait_until_gone(pid).await;
+    }
+
+    async fn wait_until_gone(pid: u32) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        // Ended, or a zombie that its new parent has not collected yet.
+        while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|text| !text.contains(") Z ")) {
+            assert!(Instant::now() < deadline, "{pid} lives on");
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("the grandchild {pid} lives on");
     }
 
     #[tokio::test]
