@@ -31,7 +31,7 @@ impl SseReader {
                 rest = rest.get(1..).unwrap_or_default();
                 continue;
             }
-            let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
+            let Some(end) = memchr::memchr2(b'\n', b'\r', rest) else {
                 self.keep(rest);
                 return;
             };

@@ -4,6 +4,9 @@
 //! token of text and are passed over. The looks are for quoted names with their colon, which cannot stand
 //! inside a JSON string (there the quotes are escaped), so a model's words never count as its usage.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde_json::Number;
 
@@ -190,7 +193,7 @@ impl BodyReader {
 
 /// The JSON value behind the last place of a name.
 fn value_of<'a, T: Deserialize<'a>>(bytes: &'a [u8], name: &[u8]) -> Option<T> {
-    let at = (0..bytes.len().saturating_sub(name.len())).rev().find(|at| bytes[*at..].starts_with(name))?;
+    let at = memmem::rfind(bytes, name)?;
     serde_json::Deserializer::from_slice(bytes.get(at + name.len()..)?).into_iter().next()?.ok()
 }
 
@@ -237,7 +240,7 @@ impl StreamReader {
     }
 }
 
-/// Events before the first piece of a reply.
+/// Types of events before the first piece of a reply.
 const PREAMBLE: [&str; 8] = [
     "message_start",
     "content_block_start",
@@ -249,72 +252,87 @@ const PREAMBLE: [&str; 8] = [
     "response.content_part.added",
 ];
 
-/// Events that end a whole reply.
+/// Types of events that end a whole reply.
 const ENDINGS: [&str; 3] = ["message_stop", "response.completed", "response.incomplete"];
 
-/// The values of a quoted name with its colon, as text that begins with the value. Writers differ in the space.
-fn values<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
-    // The plain search is several times faster and mostly finds nothing.
-    let there = text.contains(name).then(|| text.match_indices(name));
-    there.into_iter().flatten().filter_map(move |(at, _)| Some(text.get(at + name.len()..)?.trim_start()))
+/// A quoted name with its colon, ready to be searched for in every event.
+struct Name(LazyLock<Finder<'static>>);
+
+impl Name {
+    const fn new(find: fn() -> Finder<'static>) -> Self {
+        Self(LazyLock::new(find))
+    }
+
+    /// What stands behind the name, each time it is there. Writers differ in the space.
+    fn values<'a>(&'a self, event: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+        let length = self.0.needle().len();
+        self.0.find_iter(event).filter_map(move |at| Some(event.get(at + length..)?.trim_ascii_start()))
+    }
+
+    fn has_value(&self, event: &[u8]) -> bool {
+        self.values(event).any(|value| !value.starts_with(b"null"))
+    }
+
+    fn has(&self, event: &[u8], beginning: &[u8]) -> bool {
+        self.values(event).any(|value| value.starts_with(beginning))
+    }
 }
 
-/// A value other than null.
-fn has_value(text: &str, name: &str) -> bool {
-    values(text, name).any(|value| !value.starts_with("null"))
-}
+static TYPE: Name = Name::new(|| Finder::new("\"type\":"));
+static CHOICES: Name = Name::new(|| Finder::new("\"choices\":"));
+static ROLE: Name = Name::new(|| Finder::new("\"role\":"));
+static CONTENT: Name = Name::new(|| Finder::new("\"content\":"));
+static FINISH_REASON: Name = Name::new(|| Finder::new("\"finish_reason\":"));
+static STOP: Name = Name::new(|| Finder::new("\"stop\":"));
+static USAGE: Name = Name::new(|| Finder::new("\"usage\":"));
+static TIMINGS: Name = Name::new(|| Finder::new("\"timings\":"));
+static ERROR: Name = Name::new(|| Finder::new("\"error\":"));
 
 /// One of these is the type of the event.
-fn has_type(text: &str, types: &[&str]) -> bool {
-    let quoted = |value: &str, name: &str| {
-        value.strip_prefix('"').and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('"'))
+fn has_type(event: &[u8], types: &[&str]) -> bool {
+    let is = |value: &[u8], name: &str| {
+        value.strip_prefix(b"\"").and_then(|rest| rest.strip_prefix(name.as_bytes())).is_some_and(|rest| rest.starts_with(b"\""))
     };
-    values(text, "\"type\":").any(|value| types.iter().any(|name| quoted(value, name)))
+    TYPE.values(event).any(|value| types.iter().any(|name| is(value, name)))
 }
 
-/// A chunk of chat that only opens the reply: no text yet, or no choice at all.
-fn opens_only(text: &str) -> bool {
-    has_type(text, &PREAMBLE)
-        || values(text, "\"choices\":").any(|value| value.starts_with("[]"))
-        || (values(text, "\"role\":").next().is_some()
-            && values(text, "\"content\":").all(|value| value.starts_with("null") || value.starts_with("\"\"")))
+/// An event that only opens the reply: no text yet, or no choice at all.
+fn opens_only(event: &[u8]) -> bool {
+    has_type(event, &PREAMBLE)
+        || CHOICES.has(event, b"[]")
+        || (ROLE.values(event).next().is_some()
+            && CONTENT.values(event).all(|value| value.starts_with(b"null") || value.starts_with(b"\"\"")))
 }
 
 impl Seen {
-    fn event(&mut self, data: &[u8]) {
-        if data == b"[DONE]" {
+    fn event(&mut self, event: &[u8]) {
+        if event == b"[DONE]" {
             self.finished = true;
             return;
         }
-        let Ok(text) = std::str::from_utf8(data) else { return };
-        if !self.has_output {
-            self.has_output = !opens_only(text);
-        }
-        // The last is llama.cpp's own /completion.
-        self.finished = self.finished
-            || has_value(text, "\"finish_reason\":")
-            || has_type(text, &ENDINGS)
-            || values(text, "\"stop\":").any(|value| value.starts_with("true"));
-        if has_value(text, "\"usage\":") || has_value(text, "\"timings\":") {
-            if let Ok(reply) = serde_json::from_str::<Reply>(text) {
+        self.has_output = self.has_output || !opens_only(event);
+        // `stop` is llama.cpp's own /completion.
+        self.finished = self.finished || FINISH_REASON.has_value(event) || has_type(event, &ENDINGS) || STOP.has(event, b"true");
+        if USAGE.has_value(event) || TIMINGS.has_value(event) {
+            if let Ok(reply) = serde_json::from_slice::<Reply>(event) {
                 let mut usage = self.usage.unwrap_or_default();
                 if reply.apply(&mut usage) {
                     self.usage = Some(usage);
                 }
             }
-        } else if self.error.is_none() && text.contains("\"error\":") && is_error(text) {
-            self.error = Some(ApiError::from_engine(500, data));
+        } else if self.error.is_none() && ERROR.has_value(event) && is_error(event) {
+            self.error = Some(ApiError::from_engine(500, event));
         }
     }
 }
 
 /// `{"error":{…}}` or `{"type":"error",…}`; a chunk whose `error` is null is none.
-fn is_error(text: &str) -> bool {
+fn is_error(event: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Event {
         error: Option<serde::de::IgnoredAny>,
     }
-    serde_json::from_str::<Event>(text).is_ok_and(|event| event.error.is_some())
+    serde_json::from_slice::<Event>(event).is_ok_and(|event| event.error.is_some())
 }
 
 #[cfg(test)]
