@@ -139,7 +139,9 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
                 match call(&gateway, route, &prepared, &permit, &meter).await {
                     Ok(reply) => return Ok(respond(&gateway, route, prepared, permit, reply, meter)),
                     Err(fault) => {
-                        tracing::warn!(server.id = %permit.row.id, error = %fault, "an engine did not answer");
+                        if !fault.is_the_clients() {
+                            tracing::warn!(server.id = %permit.row.id, error = %fault, "an engine did not answer");
+                        }
                         let failure = Failure::fault(&fault, &permit.endpoint);
                         if fault.may_retry() && failed.len() < gateway.config.retries as usize {
                             meter.retried();

@@ -71,6 +71,11 @@ impl Fault {
             Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504),
         }
     }
+
+    /// Whether the request was at fault, and not the engine.
+    pub(in crate::gateway) fn is_the_clients(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if status.is_client_error())
+    }
 }
 
 /// A chain of errors as one line.
