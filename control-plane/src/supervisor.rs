@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::child::EngineChild;
+pub use self::decide::idle_is_over;
 use self::task::{End, Order, RowTask, Shared};
 use crate::activator::Activator;
 use crate::config::Config;

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use lifeboat_engines::spec::{DEFAULT_IDLE_SECONDS, DesiredState, EngineKind, EngineSpec};
+use lifeboat_engines::spec::{DesiredState, EngineKind, EngineSpec};
 
 use crate::ids::RowId;
 use crate::registry::RowState;
 use crate::store::servers::ServerRow;
-use crate::supervisor::Want;
+use crate::supervisor::{Want, idle_is_over};
 
 /// What is seen of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,12 +56,6 @@ fn want(spec: &EngineSpec, observed: Observed) -> Want {
             RowState::Ready | RowState::Draining | RowState::Sleeping | RowState::Stopped | RowState::Failed => Want::Asleep,
         },
     }
-}
-
-/// Whether an `on_demand` row has been without a request for its idle time.
-pub fn idle_is_over(spec: &EngineSpec, idle: Option<Duration>) -> bool {
-    let limit = Duration::from_secs(u64::from(spec.idle_seconds.unwrap_or(DEFAULT_IDLE_SECONDS)));
-    idle.is_some_and(|idle| idle >= limit)
 }
 
 #[cfg(test)]
@@ -122,14 +116,5 @@ mod tests {
         let (kept, gone) = (row(EngineKind::Sim, DesiredState::Running), RowId::new());
         let actions = plan(vec![kept.clone()], |_| Observed::default(), &[gone, kept.id]);
         assert_eq!(actions, [Action::Ensure(Box::new(kept), Want::Up), Action::Forget(gone)]);
-    }
-
-    #[test]
-    fn a_row_without_idle_time_has_the_default() {
-        let mut spec = row(EngineKind::Sim, DesiredState::OnDemand).spec;
-        spec.idle_seconds = None;
-        assert!(!idle_is_over(&spec, Some(Duration::from_secs(299))));
-        assert!(idle_is_over(&spec, Some(Duration::from_secs(300))));
-        assert!(!idle_is_over(&spec, None));
     }
 }

@@ -96,7 +96,7 @@ impl EngineChild {
             note: spec.note,
         })?;
         let mut command = spawn::guard(program);
-        command.arg(crate::guard::COMMAND);
+        command.arg0("lifeboat").arg(crate::guard::COMMAND);
         // The folder this process was started in may have to be unmounted while the engine lives on.
         command.current_dir(&run_dir).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut guard = command.spawn()?;

@@ -1,5 +1,9 @@
 //! The next step of a row's task, as a pure function of what is wanted and what is there.
 
+use std::time::Duration;
+
+use lifeboat_engines::spec::{DEFAULT_IDLE_SECONDS, EngineSpec};
+
 use super::Want;
 
 /// What the task knows of its row at this moment.
@@ -78,6 +82,12 @@ pub const fn decide(situation: Situation) -> Step {
     }
 }
 
+/// Whether an `on_demand` row has been without a request for its idle time.
+pub fn idle_is_over(spec: &EngineSpec, idle: Option<Duration>) -> bool {
+    let limit = Duration::from_secs(u64::from(spec.idle_seconds.unwrap_or(DEFAULT_IDLE_SECONDS)));
+    idle.is_some_and(|idle| idle >= limit)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +140,22 @@ mod tests {
             (Want::Up, Some(READY), Step::Replace),
         ] {
             assert_eq!(decide(Situation { want, external: true, engine, rest: None }), expected, "{want:?} {engine:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_without_idle_time_has_the_default() {
+        let row = |idle: Option<u32>| -> EngineSpec {
+            serde_json::from_value(serde_json::json!({ "model_name": "m", "engine": "sim", "idle_seconds": idle })).unwrap()
+        };
+        for (idle_seconds, idle, over) in [
+            (None, Some(299), false),
+            (None, Some(300), true),
+            (Some(10), Some(9), false),
+            (Some(10), Some(10), true),
+            (Some(1), None, false),
+        ] {
+            assert_eq!(idle_is_over(&row(idle_seconds), idle.map(Duration::from_secs)), over, "{idle_seconds:?} {idle:?}");
         }
     }
 }

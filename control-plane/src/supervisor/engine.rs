@@ -30,7 +30,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks at what the processes of a loading engine use: each reads all of /proc.
 const USAGE_EVERY: Duration = Duration::from_secs(1);
-/// Longest wait for one health answer.
+/// Longest wait for one health answer, where the time until an engine counts as hung has room for three of them.
 const HEALTH_WITHIN: Duration = Duration::from_secs(5);
 /// Health answers in a row that must be missing before silence counts, so that a pause of this process itself (a
 /// suspended machine, a debugger) does not look like the engine's.
@@ -107,7 +107,7 @@ impl Engine {
         loop {
             let health = tokio::select! {
                 exit = self.child.wait() => return Err(self.death(exit).await),
-                health = self.ask_health(&target) => health,
+                health = self.ask_health(&target, config) => health,
             };
             if health == Ok(Health::Ready) {
                 break;
@@ -180,7 +180,7 @@ impl Engine {
                 status.state = RowState::Starting;
                 status.state_reason = Some(reason.to_owned());
                 status.pid = Some(self.child.pid());
-                status.endpoint = None;
+                (status.endpoint, status.progress) = (None, None);
                 status.resolved = Some(self.note.resolved.clone());
                 status.build = Some(self.note.build.id.clone());
             })
@@ -198,7 +198,7 @@ impl Engine {
             let target = self.target();
             let health = tokio::select! {
                 exit = self.child.wait() => return self.death(exit).await,
-                health = self.ask_health(&target) => health,
+                health = self.ask_health(&target, config) => health,
             };
             if let Some(reason) = self.judge_health(health, config) {
                 return Failure::died(reason);
@@ -217,8 +217,9 @@ impl Engine {
         }
     }
 
-    async fn ask_health(&self, target: &Target) -> Result<Health, String> {
-        let answer = probe::get(target, self.adapter.capabilities().health_path, HEALTH_WITHIN).await;
+    async fn ask_health(&self, target: &Target, config: &SupervisorConfig) -> Result<Health, String> {
+        let within = HEALTH_WITHIN.min(config.hang_after / MISSING_ANSWERS);
+        let answer = probe::get(target, self.adapter.capabilities().health_path, within).await;
         answer.map(|answer| self.adapter.read_health(answer.status, &answer.body)).map_err(|error| chain(&error))
     }
 
@@ -290,7 +291,10 @@ impl Engine {
             // Whoever does not drop his connection in this time sees the engine drop it.
             let _ = tokio::time::timeout(DROP_CONNECTIONS, endpoint.load.drained()).await;
         }
-        if hard.is_cancelled() { self.child.kill().await } else { self.child.stop(config.kill_after).await }
+        tokio::select! {
+            exit = self.child.stop(config.kill_after) => exit,
+            () = hard.cancelled() => self.child.kill().await,
+        }
     }
 
     /// Ends it at once: it hangs, or is dead already and only what it left behind has to go.

@@ -78,8 +78,9 @@ async fn with_progress<T, F: Future<Output = T>>(publisher: &mut Publisher, work
             biased;
             done = &mut work => return done,
             _ = tick.tick() => {
-                if seen.has_changed().unwrap_or(false) {
-                    let progress = seen.borrow_and_update().clone();
+                // Work that finds everything in place has no step to show.
+                let progress = seen.borrow_and_update().clone();
+                if !progress.step.is_empty() && publisher.status().progress.as_ref() != Some(&progress) {
                     publisher.show_progress(|status| {
                         status.state = RowState::Downloading;
                         status.state_reason = Some(progress.step.clone());

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::backoff::{Deaths, Rest};
 use super::child::EngineChild;
-use super::decide::{EngineSituation, RestKind, Situation, Step, decide};
+use super::decide::{EngineSituation, RestKind, Situation, Step, decide, idle_is_over};
 use super::engine::Engine;
 use super::failure::{Failure, Kind, spoken};
 use super::fingerprint::fingerprint;
@@ -22,7 +22,6 @@ use super::run_note::RunNote;
 use super::{Deps, Want, external, launch, log_dir, run_dir};
 use crate::host::http::Http;
 use crate::ids::RowId;
-use crate::reconciler::plan::idle_is_over;
 use crate::registry::{Endpoint, RowState};
 use crate::store::servers::ServerRow;
 
@@ -331,11 +330,11 @@ impl RowTask {
     async fn adopt(&mut self) {
         let run_dir = run_dir(&self.shared.deps.config.data_dir, self.id());
         let Some(child) = EngineChild::adopt(&run_dir).await else { return };
-        let spec = &self.publisher.row().spec;
         match serde_json::from_value::<RunNote>(child.note().clone()) {
             Ok(note) if note.row == self.id() => {
                 tracing::info!(server.id = %self.id(), engine.pid = child.pid(), "found a running engine");
-                let engine = Engine::new(child, note, lifeboat_engines::adapter(spec.engine), None);
+                let adapter = lifeboat_engines::adapter(note.build.engine);
+                let engine = Engine::new(child, note, adapter, None);
                 engine.show_starting(&mut self.publisher, "taking over the engine that runs").await;
                 self.engine = Some(engine);
             }
