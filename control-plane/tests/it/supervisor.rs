@@ -8,20 +8,20 @@ use lifeboat::host::process::Identity;
 use lifeboat::supervisor::child::{ChildSpec, EngineChild, Exit};
 use lifeboat_engines::spec::LaunchPlan;
 use rustix::process::Signal;
+use serde_json::Value;
 
-use crate::support::{Served, alive, command, eventually, processes_naming, send_signal};
+use crate::support::{Served, TestApp, alive, command, eventually, processes_naming, send_signal};
 
 const SOON: Duration = Duration::from_secs(20);
 
 /// A folder for one engine. Its drop asserts that no process with a trace of it is left.
 struct Bench {
     dir: tempfile::TempDir,
-    engine: Option<u32>,
 }
 
 impl Bench {
     fn new() -> Self {
-        let bench = Self { dir: tempfile::tempdir().unwrap(), engine: None };
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
         bench.name_control_plane(std::process::id());
         bench
     }
@@ -57,10 +57,8 @@ impl Bench {
         }
     }
 
-    async fn start(&mut self, script: &str) -> EngineChild {
-        let child = EngineChild::spawn(self.spec(script)).await.unwrap();
-        self.engine = Some(child.pid());
-        child
+    async fn start(&self, script: &str) -> EngineChild {
+        EngineChild::spawn(self.spec(script)).await.unwrap()
     }
 
     /// Waits until the script has written this file.
@@ -97,7 +95,7 @@ const fn killed(signal: i32) -> Exit {
 #[tokio::test]
 async fn the_way_an_engine_ended_is_known_to_everybody_who_waits() {
     for (script, expected) in [("exit 0", code(0)), ("exit 7", code(7)), ("kill -ILL $$", killed(4)), ("kill -KILL $$", killed(9))] {
-        let mut bench = Bench::new();
+        let bench = Bench::new();
         let child = bench.start(script).await;
         assert_eq!(child.wait().await, expected, "{script}");
         assert_eq!(child.wait().await, expected, "{script}, asked again");
@@ -118,7 +116,7 @@ async fn a_program_that_is_not_there_is_told_by_name_and_cause() {
 
 #[tokio::test]
 async fn the_environment_is_the_plans_and_nothing_else() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("/usr/bin/env > $BENCH/env; echo done > $BENCH/done; exec sleep 600").await;
     bench.file("done").await;
     let environment = fs::read_to_string(bench.path().join("env")).unwrap();
@@ -132,7 +130,7 @@ async fn the_environment_is_the_plans_and_nothing_else() {
 
 #[tokio::test]
 async fn an_engine_hears_signals_that_its_guard_ignores() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("trap 'exit 3' TERM; echo up > $BENCH/up; while :; do sleep 0.05; done").await;
     bench.file("up").await;
     assert_eq!(child.stop(SOON).await, code(3));
@@ -141,7 +139,7 @@ async fn an_engine_hears_signals_that_its_guard_ignores() {
 
 #[tokio::test]
 async fn an_engine_that_ignores_the_stop_signal_is_killed_with_its_children() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("trap '' TERM; sleep 600 & sleep 601 & echo up > $BENCH/up; while :; do wait; sleep 0.05; done").await;
     bench.file("up").await;
     assert_eq!(child.stop(Duration::from_millis(200)).await, killed(9));
@@ -150,7 +148,7 @@ async fn an_engine_that_ignores_the_stop_signal_is_killed_with_its_children() {
 
 #[tokio::test]
 async fn a_stopped_engine_can_be_stopped() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("trap 'exit 3' TERM; echo up > $BENCH/up; while :; do sleep 0.05; done").await;
     bench.file("up").await;
     assert!(send_signal(child.pid(), Signal::STOP));
@@ -161,7 +159,7 @@ async fn a_stopped_engine_can_be_stopped() {
 
 #[tokio::test]
 async fn grandchildren_that_left_the_session_do_not_outlive_the_engine() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("(setsid sh -c 'setsid sleep 600 & echo $! > $BENCH/pid; wait') & sleep 0.05; while ! [ -s $BENCH/pid ]; do sleep 0.02; done; exit 5").await;
     let grandchild: u32 = bench.file("pid").await.parse().unwrap();
     assert_eq!(child.wait().await, code(5));
@@ -171,11 +169,10 @@ async fn grandchildren_that_left_the_session_do_not_outlive_the_engine() {
 
 #[tokio::test]
 async fn the_last_lines_are_the_engines_own_and_the_logs_rotate() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let mut spec = bench.spec("i=0; while [ $i -lt 400 ]; do echo \"out $i\"; echo \"err $i\" >&2; i=$((i+1)); done; exit 1");
     spec.log_rotate_bytes = 2000;
     let child = EngineChild::spawn(spec).await.unwrap();
-    bench.engine = Some(child.pid());
     assert_eq!(child.wait().await, code(1));
     assert_eq!(child.last_log_lines(3), ["err 398", "out 399", "err 399"]);
     let mut names: Vec<String> =
@@ -188,7 +185,7 @@ async fn the_last_lines_are_the_engines_own_and_the_logs_rotate() {
 
 #[tokio::test]
 async fn an_engine_whose_control_plane_does_not_return_ends_itself() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let mut control_plane = Served::start(command("/bin/sleep").arg("600")).unwrap();
     bench.name_control_plane(control_plane.pid());
     let mut spec = bench.spec("sleep 600 & echo up > $BENCH/up; wait");
@@ -202,7 +199,7 @@ async fn an_engine_whose_control_plane_does_not_return_ends_itself() {
 
 #[tokio::test]
 async fn an_engine_is_adopted_as_the_same_process_and_found_dead_or_foreign_ones_are_not() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("trap 'exit 3' TERM; echo up > $BENCH/up; while :; do sleep 0.05; done").await;
     bench.file("up").await;
     let pid = child.pid();
@@ -218,7 +215,7 @@ async fn an_engine_is_adopted_as_the_same_process_and_found_dead_or_foreign_ones
 
 #[tokio::test]
 async fn an_engine_without_its_guard_dies_and_is_not_adopted() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let child = bench.start("sleep 600 & echo up > $BENCH/up; wait").await;
     bench.file("up").await;
     let guard = crate::support::parent_of(child.pid()).unwrap();
@@ -227,4 +224,27 @@ async fn an_engine_without_its_guard_dies_and_is_not_adopted() {
     assert!(EngineChild::adopt(&bench.run_dir()).await.is_none());
     // The engine's own child is of its group, which goes with it.
     bench.gone().await;
+}
+
+#[tokio::test]
+async fn a_row_whose_guard_is_killed_gets_another_engine() {
+    let app = TestApp::start_with("[supervisor]\nrestart_backoff = 0.1\n").await;
+    let id = app.ready_sim_row("chat", &[]).await;
+    let engine = app.row(&id).await["pid"].as_u64().unwrap();
+    let guard = crate::support::parent_of(u32::try_from(engine).unwrap()).unwrap();
+    assert!(send_signal(guard, Signal::KILL));
+    let row = app.wait_row(&id, "another engine is ready", SOON, |row| row["state"] == "ready" && row["pid"] != engine).await;
+    assert_eq!(row["restarts"], 1);
+    assert!(!alive(u32::try_from(engine).unwrap()));
+}
+
+#[tokio::test]
+async fn an_engine_stopped_by_a_signal_while_it_loads_is_replaced() {
+    let app = TestApp::start_with("[supervisor]\nrestart_backoff = 0.1\nhang_after = 2\n").await;
+    let id = app.create_sim_row("chat", &["--load-ms", "4000"]).await;
+    let loading = |row: &Value| row["state"] == "starting" && row["pid"].is_number();
+    let engine = app.wait_row(&id, "the engine loads", SOON, loading).await["pid"].as_u64().unwrap();
+    assert!(send_signal(u32::try_from(engine).unwrap(), Signal::STOP));
+    app.wait_row(&id, "another engine is ready", SOON * 2, |row| row["state"] == "ready" && row["pid"] != engine).await;
+    assert!(!alive(u32::try_from(engine).unwrap()));
 }

@@ -42,8 +42,7 @@ const EDGES: &[(&str, &[&str])] = &[
     // A build is proved by an engine process that is watched as any other: `supervisor::{child, probe, stall}`.
     ("engines", &["config", "download", "guard", "host", "jobs", "models", "progress", "store", "supervisor"]),
     ("models", &["config", "download", "host", "jobs", "progress", "store"]),
-    // The rule when a row is idle is the reconciler's; the row's own task asks it again before it closes the gate.
-    ("supervisor", &["activator", "config", "engines", "guard", "host", "ids", "models", "progress", "reconciler", "registry", "store"]),
+    ("supervisor", &["activator", "config", "engines", "guard", "host", "ids", "models", "progress", "registry", "store"]),
     ("reconciler", &["activator", "config", "host", "ids", "registry", "store", "supervisor"]),
     ("gateway", &["activator", "config", "host", "ids", "keys", "recorder", "registry", "security", "telemetry"]),
     (
