@@ -4,6 +4,95 @@
  */
 
 export interface paths {
+    "/api/engines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Every build that is here, failed ones included. */
+        get: operations["list_engines"];
+        put?: never;
+        /**
+         * Installs a build: fetched, verified, unpacked, proved with a model, activated. One installation of a kind
+         *     at a time: asking again while one runs gives the same job.
+         */
+        post: operations["install_engine"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/engines/candidates": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Every way to get a build, best first, each that is not taken with its reason. */
+        get: operations["list_engine_candidates"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/engines/rollback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Goes back to the build that was active before. */
+        post: operations["rollback_engine"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/engines/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Removes a build that is neither active nor pinned by a row. */
+        delete: operations["remove_engine"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/engines/{id}/activate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Makes an installed build the active one. Rows that run keep theirs until their next start. */
+        post: operations["activate_engine"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/events": {
         parameters: {
             query?: never;
@@ -155,6 +244,23 @@ export interface paths {
         };
         /** What a model is and what it needs on this host. Of a remote model only the header is fetched. */
         get: operations["inspect_model"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/requests": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The last finished requests, newest first. */
+        get: operations["list_requests"];
         put?: never;
         post?: never;
         delete?: never;
@@ -364,11 +470,53 @@ export interface components {
              */
             window?: number | null;
         };
+        /** @description An engine build that is installed here: how to start it. */
+        Build: {
+            /** @description Devices its `--list-devices` names (`CUDA0`, `Vulkan0`). Empty = it computes on the CPU alone. */
+            devices?: string[];
+            /** @description Which kind of engine. */
+            engine: components["schemas"]["EngineKind"];
+            /** @description Environment this build needs (library path). */
+            env: [
+                string,
+                string
+            ][];
+            /** @description Long flags its `--help` lists, without values. Empty = not probed: assume the current set. */
+            flags: string[];
+            /** @description Unique among installed builds, usable as a directory name, for example `llama_cpp-pip-2026.10.11549`. */
+            id: string;
+            /** @description Arguments before any of the launch plan (a launcher script and its library folder, say). */
+            prefix_args: string[];
+            /** @description Program to execute. */
+            program: string;
+            /** @description The version its maker gave it. */
+            version: string;
+        };
+        /**
+         * @description Where a build came from.
+         * @enum {string}
+         */
+        BuildSource: "path" | "release" | "pip" | "source" | "builtin";
         /**
          * @description Number format of one half of the KV cache.
          * @enum {string}
          */
         CacheType: "f32" | "f16" | "bf16" | "q8_0" | "q5_1" | "q5_0" | "q4_1" | "q4_0" | "iq4_nl";
+        /** @description A way to get a build, judged for this host. */
+        CandidateView: {
+            /** @description Which kind of engine. */
+            engine: components["schemas"]["EngineKind"];
+            /** @description Its name, for `engine install`. */
+            id: string;
+            /** @description For people. */
+            label: string;
+            /** @description Why not, where not. */
+            reason?: string | null;
+            /** @description Where it comes from. */
+            source: components["schemas"]["BuildSource"];
+            /** @description Whether it fits and is taken without being asked for. */
+            usable: boolean;
+        };
         /** @description Processors as this process may use them. */
         CpuFacts: {
             /** @description Feature flags as /proc/cpuinfo spells them (`avx2`, `avx512f`, `asimddp`). */
@@ -441,6 +589,11 @@ export interface components {
          * @enum {string}
          */
         EngineKind: "llama_cpp" | "sim" | "external";
+        /** @description Which kind of engine. */
+        EngineOf: {
+            /** @description Default `llama_cpp`. */
+            engine?: components["schemas"]["EngineKind"];
+        };
         /** @description A server row as its operator wrote it. `None` means "auto": stored as auto, resolved at each launch. */
         EngineSpec: {
             /** @description Further names that answer to this row. */
@@ -608,6 +761,56 @@ export interface components {
             local: boolean;
             /** @description Canonical source. */
             source: string;
+        };
+        /** @description What to install. */
+        InstallRequest: {
+            /**
+             * @description A candidate by its id, whatever its verdict; else the best one that works.
+             * @default null
+             */
+            candidate: string | null;
+            /** @default null */
+            engine: components["schemas"]["EngineKind"] | null;
+            /**
+             * @description Compile it here.
+             * @default false
+             */
+            from_source: boolean;
+            /**
+             * @description The operator's own program.
+             * @default null
+             */
+            path: string | null;
+            /**
+             * @description A release tag (`b11434`) instead of the newest one.
+             * @default null
+             */
+            version: string | null;
+        };
+        /** @description A build as the store shows it. */
+        InstalledBuild: components["schemas"]["Build"] & {
+            /** @description It is launched where a row pins no other. */
+            active: boolean;
+            /**
+             * Format: date-time
+             * @description When it was put here. `null` for what is part of Lifeboat.
+             */
+            installed_at?: string | null;
+            /** @description The same in words: the file, the package, the path. */
+            origin: string;
+            /** @description It is what a rollback goes to. */
+            previous: boolean;
+            /** @description Whether it has generated a token here. */
+            proof: components["schemas"]["Proof"];
+            /** @description Digest of the file it was made of, where it was one. */
+            sha256?: string | null;
+            /**
+             * Format: int64
+             * @description Bytes on disk.
+             */
+            size_bytes: number;
+            /** @description Where it came from. */
+            source: components["schemas"]["BuildSource"];
         };
         /** @description Why a job failed. */
         JobError: {
@@ -816,6 +1019,8 @@ export interface components {
              * @description Number of parameters (elements of all tensors).
              */
             parameters: number;
+            /** @description The header says how the vectors of tokens become one (embedding and rerank models). */
+            pooling?: boolean;
             /** @description Whether an engine can keep a prefix of a conversation. */
             prefix_reuse: components["schemas"]["PrefixReuse"];
             /**
@@ -861,6 +1066,26 @@ export interface components {
             source: string;
         };
         /** @description One page of a list. */
+        Page_CandidateView: {
+            /** @description The items. */
+            data: {
+                /** @description Which kind of engine. */
+                engine: components["schemas"]["EngineKind"];
+                /** @description Its name, for `engine install`. */
+                id: string;
+                /** @description For people. */
+                label: string;
+                /** @description Why not, where not. */
+                reason?: string | null;
+                /** @description Where it comes from. */
+                source: components["schemas"]["BuildSource"];
+                /** @description Whether it fits and is taken without being asked for. */
+                usable: boolean;
+            }[];
+            /** @description Ask for the next page with this; `null` = this is the last one. */
+            next_cursor?: string | null;
+        };
+        /** @description One page of a list. */
         Page_EventView: {
             /** @description The items. */
             data: {
@@ -876,6 +1101,36 @@ export interface components {
                 /** @description `server.changed`, `server.deleted`, `job.changed`. */
                 kind: string;
             }[];
+            /** @description Ask for the next page with this; `null` = this is the last one. */
+            next_cursor?: string | null;
+        };
+        /** @description One page of a list. */
+        Page_InstalledBuild: {
+            /** @description The items. */
+            data: (components["schemas"]["Build"] & {
+                /** @description It is launched where a row pins no other. */
+                active: boolean;
+                /**
+                 * Format: date-time
+                 * @description When it was put here. `null` for what is part of Lifeboat.
+                 */
+                installed_at?: string | null;
+                /** @description The same in words: the file, the package, the path. */
+                origin: string;
+                /** @description It is what a rollback goes to. */
+                previous: boolean;
+                /** @description Whether it has generated a token here. */
+                proof: components["schemas"]["Proof"];
+                /** @description Digest of the file it was made of, where it was one. */
+                sha256?: string | null;
+                /**
+                 * Format: int64
+                 * @description Bytes on disk.
+                 */
+                size_bytes: number;
+                /** @description Where it came from. */
+                source: components["schemas"]["BuildSource"];
+            })[];
             /** @description Ask for the next page with this; `null` = this is the last one. */
             next_cursor?: string | null;
         };
@@ -1077,6 +1332,73 @@ export interface components {
             /** @description Ask for the next page with this; `null` = this is the last one. */
             next_cursor?: string | null;
         };
+        /** @description One page of a list. */
+        Page_UsageEvent: {
+            /** @description The items. */
+            data: {
+                /**
+                 * Format: int64
+                 * @description Unix time of the arrival, milliseconds.
+                 */
+                at: number;
+                /**
+                 * Format: int64
+                 * @description Prompt tokens from the engine's cache.
+                 */
+                cached_tokens: number;
+                /**
+                 * Format: int64
+                 * @description Tokens generated; 0 = the engine did not say.
+                 */
+                completion_tokens: number;
+                /** @description Route, for example `/v1/chat/completions`. */
+                endpoint: string;
+                /** @description Code of the error, where there was one. */
+                error?: string | null;
+                /**
+                 * Format: double
+                 * @description Time to the first byte of the reply.
+                 */
+                first_byte_ms?: number | null;
+                /** @description Id of the API key, where one was needed. */
+                key_id?: string | null;
+                /** @description Public name of the model; `None` = the request named none of ours. */
+                model?: string | null;
+                /**
+                 * Format: int64
+                 * @description Prompt tokens, cached ones included; 0 = the engine did not say.
+                 */
+                prompt_tokens: number;
+                /**
+                 * Format: double
+                 * @description Time to the slot.
+                 */
+                queue_wait_ms?: number | null;
+                /** @description The id every reply carries in `x-request-id`. */
+                request_id: string;
+                /**
+                 * Format: int32
+                 * @description Attempts repeated because an engine failed before its first byte.
+                 */
+                retries: number;
+                /** @description Row that answered, where one did. */
+                row?: string | null;
+                /**
+                 * Format: int32
+                 * @description Status sent; 499 = the client left first. A stream that broke half way keeps its 200 and sets `error`.
+                 */
+                status: number;
+                /** @description Whether the client asked for a stream. */
+                streamed: boolean;
+                /**
+                 * Format: double
+                 * @description Time to the last byte.
+                 */
+                total_ms: number;
+            }[];
+            /** @description Ask for the next page with this; `null` = this is the last one. */
+            next_cursor?: string | null;
+        };
         /**
          * @description Whether a prefix of a conversation can be kept by the engine (ENGINES 6.4).
          * @enum {string}
@@ -1098,6 +1420,38 @@ export interface components {
              * @description Units in all, where known.
              */
             total?: number | null;
+        };
+        /** @description Whether a build has generated a token on this host. */
+        Proof: {
+            /**
+             * Format: date-time
+             * @description When.
+             */
+            at: string;
+            /**
+             * Format: int64
+             * @description From the start of the process to the token.
+             */
+            milliseconds: number;
+            /** @description With which model. */
+            model: string;
+            /** @enum {string} */
+            result: "passed";
+        } | {
+            /**
+             * Format: date-time
+             * @description When.
+             */
+            at: string;
+            /** @description Why, in words. */
+            cause: string;
+            /** @description Another try is of no use as long as the host stays what it is. */
+            lasting: boolean;
+            /** @enum {string} */
+            result: "failed";
+        } | {
+            /** @enum {string} */
+            result: "not_needed";
         };
         /** @description Whether a request could be served. */
         Ready: {
@@ -1128,7 +1482,7 @@ export interface components {
             context_checkpoints?: number;
             /**
              * Format: int32
-             * @description Layers offloaded; `None` = the engine decides or has no accelerator.
+             * @description Layers offloaded, 0 on a host without a device; `None` = the engine places what fits, or has no layers.
              */
             gpu_layers?: number | null;
             /**
@@ -1138,6 +1492,8 @@ export interface components {
             host_cache_mib: number;
             /** @description Bytes it needs, by part. */
             memory: components["schemas"]["MemoryNeed"];
+            /** @description How the vectors of an input's tokens become one, where the row makes vectors and the model does not say. */
+            pooling?: string | null;
             /**
              * Format: int32
              * @description Requests at the same time.
@@ -1299,7 +1655,7 @@ export interface components {
          * @enum {string}
          */
         Task: "chat" | "embedding" | "rerank";
-        /** @description Tools found on the search path, each with its version where it is there. */
+        /** @description Tools found on the search path, each by the path of the real program (its name mostly tells the version). */
         Tools: {
             /** @description cmake. */
             cmake?: string | null;
@@ -1309,6 +1665,68 @@ export interface components {
             ninja?: string | null;
             /** @description Python 3 that has pip. */
             python?: string | null;
+        };
+        /** @description One finished request. */
+        UsageEvent: {
+            /**
+             * Format: int64
+             * @description Unix time of the arrival, milliseconds.
+             */
+            at: number;
+            /**
+             * Format: int64
+             * @description Prompt tokens from the engine's cache.
+             */
+            cached_tokens: number;
+            /**
+             * Format: int64
+             * @description Tokens generated; 0 = the engine did not say.
+             */
+            completion_tokens: number;
+            /** @description Route, for example `/v1/chat/completions`. */
+            endpoint: string;
+            /** @description Code of the error, where there was one. */
+            error?: string | null;
+            /**
+             * Format: double
+             * @description Time to the first byte of the reply.
+             */
+            first_byte_ms?: number | null;
+            /** @description Id of the API key, where one was needed. */
+            key_id?: string | null;
+            /** @description Public name of the model; `None` = the request named none of ours. */
+            model?: string | null;
+            /**
+             * Format: int64
+             * @description Prompt tokens, cached ones included; 0 = the engine did not say.
+             */
+            prompt_tokens: number;
+            /**
+             * Format: double
+             * @description Time to the slot.
+             */
+            queue_wait_ms?: number | null;
+            /** @description The id every reply carries in `x-request-id`. */
+            request_id: string;
+            /**
+             * Format: int32
+             * @description Attempts repeated because an engine failed before its first byte.
+             */
+            retries: number;
+            /** @description Row that answered, where one did. */
+            row?: string | null;
+            /**
+             * Format: int32
+             * @description Status sent; 499 = the client left first. A stream that broke half way keeps its 200 and sets `error`.
+             */
+            status: number;
+            /** @description Whether the client asked for a stream. */
+            streamed: boolean;
+            /**
+             * Format: double
+             * @description Time to the last byte.
+             */
+            total_ms: number;
         };
         /**
          * @description Makers of accelerators.
@@ -1324,6 +1742,188 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    list_engines: {
+        parameters: {
+            query?: {
+                /** @description The most items to answer. Default 100, at most 1000. */
+                limit?: number;
+                /** @description `next_cursor` of the page before. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_InstalledBuild"];
+                };
+            };
+        };
+    };
+    install_engine: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["InstallRequest"];
+            };
+        };
+        responses: {
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    list_engine_candidates: {
+        parameters: {
+            query?: {
+                /** @description Default `llama_cpp`. */
+                engine?: components["schemas"]["EngineKind"];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_CandidateView"];
+                };
+            };
+        };
+    };
+    rollback_engine: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["EngineOf"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InstalledBuild"];
+                };
+            };
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    remove_engine: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of the build */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    activate_engine: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of the build */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InstalledBuild"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
     list_events: {
         parameters: {
             query?: {
@@ -1745,6 +2345,28 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    list_requests: {
+        parameters: {
+            query?: {
+                /** @description The last so many; default 100, at most as many as are kept (`gateway.recent_requests`). */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_UsageEvent"];
                 };
             };
         };
