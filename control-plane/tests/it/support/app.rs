@@ -292,10 +292,10 @@ impl TestApp {
                 found.then_some(row)
             }),
         );
-        match found.await {
-            Ok(row) => row,
-            Err(_late) => panic!("not within {within:?}: {what}; the row is {:#}\nserve:\n{}", last.into_inner(), self.log()),
-        }
+        let Ok(row) = found.await else {
+            panic!("not within {within:?}: {what}; the row is {:#}\nserve:\n{}", last.into_inner(), self.log());
+        };
+        row
     }
 
     /// Waits for a state.
