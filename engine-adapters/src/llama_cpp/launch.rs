@@ -18,7 +18,7 @@
 //! | `--ctx-checkpoints` | N | sliding-window and recurrent models |
 //! | `--cache-type-k` `--cache-type-v` | type | where not f16 |
 //! | `--n-gpu-layers` | N | the build has devices and the number of layers is decided here |
-//! | `--device` | names, comma separated | the row names devices |
+//! | `--device` | names, comma separated | the build has devices and the row names some |
 //! | `--fit` | `off`, or `on` where the engine splits a model between devices and host | always |
 //! | `--embeddings` | | embedding rows |
 //! | `--pooling` | mean | embedding rows whose model does not say |
@@ -128,12 +128,13 @@ fn memory(arguments: &mut Arguments<'_>, input: &LaunchInput<'_>) {
             arguments.always(flag, format.as_str());
         }
     }
-    if let Some(devices) = &input.spec.devices {
+    // A build for the CPU alone has nothing to choose from, and would warn about layers.
+    let has_devices = !input.build.devices.is_empty();
+    if let Some(devices) = input.spec.devices.as_ref().filter(|_| has_devices) {
         arguments.always("--device", devices.join(","));
     }
     arguments.if_known("--fit", Some(if resolved.gpu_layers.is_none() { "on" } else { "off" }));
-    // A build for the CPU alone would only warn about the flag.
-    if let Some(layers) = resolved.gpu_layers.filter(|_| !input.build.devices.is_empty()) {
+    if let Some(layers) = resolved.gpu_layers.filter(|_| has_devices) {
         arguments.always("--n-gpu-layers", layers.to_string());
     }
 }

@@ -90,6 +90,16 @@ fn cache_formats_and_extra_arguments_are_passed_on() {
 }
 
 #[test]
+fn device_flags_go_to_builds_that_have_devices_only() {
+    let mut spec = row("llama_cpp");
+    spec.devices = Some(vec!["none".into()]);
+    let line = |build: &Build| launch(&spec, build).args.join(" ");
+    assert!(!line(&build()).contains("--device") && !line(&build()).contains("--n-gpu-layers"));
+    let cuda = Build { devices: vec!["CUDA0".into()], ..build() };
+    assert!(line(&cuda).contains("--device none") && line(&cuda).contains("--n-gpu-layers 0"));
+}
+
+#[test]
 fn embedding_rows_get_a_batch_that_holds_a_whole_input() {
     let mut spec = row("llama_cpp");
     spec.task = Some(Task::Embedding);
