@@ -9,13 +9,9 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use jiff::Timestamp;
-use lifeboat_engines::catalog::{Candidate, Verdict};
 use lifeboat_engines::host::HostFacts;
 use lifeboat_engines::spec::{Build, EngineKind};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::config::Config;
 use crate::download::{Downloads, SharedWork};
@@ -25,6 +21,7 @@ use crate::supervisor::child::EngineChild;
 
 pub use error::EnginesError;
 pub use record::{BuildSource, Proof};
+pub use view::{CandidateView, InstallRequest, InstalledBuild};
 
 use error::blocking;
 use install::Wish;
@@ -41,6 +38,7 @@ mod record;
 mod release;
 mod shelf;
 mod unpack;
+mod view;
 
 /// The id of the simulated engine's build, which is this program itself.
 pub const SIM_BUILD: &str = "sim-builtin";
@@ -50,65 +48,6 @@ const PATH_CANDIDATE: &str = "path";
 const SOURCE_CANDIDATE: &str = "source";
 /// Kinds whose builds are installed.
 const INSTALLED_KINDS: [EngineKind; 1] = [EngineKind::LlamaCpp];
-
-/// A build as the store shows it.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct InstalledBuild {
-    /// What is launched.
-    #[serde(flatten)]
-    pub build: Build,
-    /// Where it came from.
-    pub source: BuildSource,
-    /// The same in words: the file, the package, the path.
-    pub origin: String,
-    /// Digest of the file it was made of, where it was one.
-    pub sha256: Option<String>,
-    /// When it was put here. `null` for what is part of Lifeboat.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    pub installed_at: Option<Timestamp>,
-    /// Bytes on disk.
-    pub size_bytes: u64,
-    /// It is launched where a row pins no other.
-    pub active: bool,
-    /// It is what a rollback goes to.
-    pub previous: bool,
-    /// Whether it has generated a token here.
-    pub proof: Proof,
-}
-
-/// A way to get a build, judged for this host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct CandidateView {
-    /// Its name, for `engine install`.
-    pub id: String,
-    /// Which kind of engine.
-    pub engine: EngineKind,
-    /// For people.
-    pub label: String,
-    /// Where it comes from.
-    pub source: BuildSource,
-    /// Whether it fits and is taken without being asked for.
-    pub usable: bool,
-    /// Why not, where not.
-    pub reason: Option<String>,
-}
-
-/// What to install.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct InstallRequest {
-    /// Which kind of engine. Default `llama_cpp`.
-    pub engine: Option<EngineKind>,
-    /// A candidate by its id, whatever its verdict; else the best one that works.
-    pub candidate: Option<String>,
-    /// A release tag (`b11434`) instead of the newest one.
-    pub version: Option<String>,
-    /// The operator's own program.
-    #[schema(value_type = Option<String>)]
-    pub path: Option<PathBuf>,
-    /// Compile it here.
-    pub from_source: bool,
-}
 
 /// The engine store of one data directory. Clones share it.
 #[derive(Debug, Clone)]
@@ -391,40 +330,5 @@ impl Inner {
         let record = self.find(kind, id).await?.ok_or_else(|| EnginesError::NotInstalled { id: id.to_owned() })?;
         let inner = Arc::clone(self);
         blocking(move || inner.show(record)).await
-    }
-
-    /// Blocking.
-    fn show(&self, record: Record) -> InstalledBuild {
-        let active = self.shelf.active(record.build.engine);
-        let is = |id: &Option<String>| id.as_ref() == Some(&record.build.id);
-        InstalledBuild {
-            active: is(&active.active),
-            previous: is(&active.previous),
-            build: record.build,
-            source: record.source,
-            origin: record.origin,
-            sha256: record.sha256,
-            installed_at: Some(record.installed_at),
-            size_bytes: record.size_bytes,
-            proof: record.proof,
-        }
-    }
-
-    fn view(&self, candidate: Candidate) -> CandidateView {
-        use lifeboat_engines::catalog::Source;
-        let source = match candidate.source {
-            Source::Path => BuildSource::Path,
-            Source::Release(_) => BuildSource::Release,
-            Source::Pip(_) => BuildSource::Pip,
-            Source::Source(_) => BuildSource::Source,
-            Source::BuiltIn => BuildSource::Builtin,
-        };
-        let named = source == BuildSource::Path && self.config.sources.llama_server.is_some();
-        let reason = match candidate.verdict {
-            Verdict::Taken => None,
-            Verdict::OptIn(_) if named => None,
-            Verdict::OptIn(reason) | Verdict::Rejected(reason) => Some(reason),
-        };
-        CandidateView { id: candidate.id, engine: candidate.engine, label: candidate.label, source, usable: reason.is_none(), reason }
     }
 }

@@ -42,12 +42,7 @@ pub async fn prepare(publisher: &mut Publisher, deps: &Deps, turns: &Arc<Semapho
     let spec = publisher.row().spec.clone();
     let capabilities = adapter(spec.engine).capabilities();
     publisher.show_endpoint(None, |status| (status.state, status.state_reason) = (RowState::Starting, Some("preparing".into()))).await;
-    let build = if capabilities.needs_build {
-        let work = async |progress| deps.engines.ensure(spec.engine, spec.engine_build.as_deref(), &progress).await;
-        Some(with_progress(publisher, work).await.map_err(|error| Failure::unavailable(&error))?)
-    } else {
-        None
-    };
+    // The model first: a build that is new here is proved with the smallest model at hand, and would fetch one otherwise.
     let model = match spec.model.as_deref().filter(|_| capabilities.needs_model) {
         Some(source) => Some(
             with_progress(publisher, async |progress| deps.models.ensure(source, &progress).await)
@@ -55,6 +50,12 @@ pub async fn prepare(publisher: &mut Publisher, deps: &Deps, turns: &Arc<Semapho
                 .map_err(|error| Failure::unavailable(&error))?,
         ),
         None => None,
+    };
+    let build = if capabilities.needs_build {
+        let work = async |progress| deps.engines.ensure(spec.engine, spec.engine_build.as_deref(), &progress).await;
+        Some(with_progress(publisher, work).await.map_err(|error| Failure::unavailable(&error))?)
+    } else {
+        None
     };
     let turn = if let Ok(turn) = Arc::clone(turns).try_acquire_owned() {
         turn
