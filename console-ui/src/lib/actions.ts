@@ -8,7 +8,7 @@ const TABLE: Record<State, readonly Action[]> = {
   stopped: ["start"],
   sleeping: ["start", "stop"],
   downloading: ["stop"],
-  starting: ["stop", "restart"],
+  starting: ["restart", "stop"],
   ready: ["restart", "stop"],
   draining: [],
   failed: ["restart", "stop"],

@@ -121,9 +121,14 @@ fn plain_line(progress: &Progress, started_at: u64, elapsed: Duration) -> String
         ),
         (Some(total), true) => format!("{step}: {} of {}", output::bytes(progress.done), output::bytes(total)),
         (None, true) if progress.done > 0 => format!("{step}: {}", output::bytes(progress.done)),
-        (Some(total), false) if total > 0 => format!("{step}: {}%", progress.done.saturating_mul(100) / total),
-        _ => step.clone(),
+        (Some(total), false) if total > 0 => format!("{step}: {}%{}", progress.done.saturating_mul(100) / total, so_far(elapsed)),
+        _ => format!("{step}{}", so_far(elapsed)),
     }
+}
+
+/// How long a step has gone on, once that is worth a word.
+fn so_far(elapsed: Duration) -> String {
+    if elapsed < LINE_EVERY { String::new() } else { format!(" ({} so far)", output::duration(elapsed)) }
 }
 
 /// Follows a job of the API to its end and gives its result. Ctrl-C stops following, not the job.
@@ -181,10 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_line_tells_percent_where_units_are_steps_and_nothing_where_there_are_none() {
+    fn a_plain_line_tells_percent_where_units_are_steps_and_the_time_where_it_takes_long() {
         let progress = Progress { step: "building".into(), done: 3, total: Some(4), bytes: false };
-        assert_eq!(plain_line(&progress, 0, Duration::from_secs(10)), "building: 75%");
+        assert_eq!(plain_line(&progress, 0, Duration::from_secs(10)), "building: 75% (10 s so far)");
         let progress = Progress { step: "loading".into(), done: 0, total: None, bytes: false };
-        assert_eq!(plain_line(&progress, 0, Duration::from_secs(10)), "loading");
+        assert_eq!(plain_line(&progress, 0, Duration::ZERO), "loading");
     }
 }

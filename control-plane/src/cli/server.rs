@@ -364,7 +364,8 @@ fn show(row: &Value, json: bool) -> anyhow::Result<()> {
         return output::json(row);
     }
     let Some(fields) = row.as_object() else { return output::json(row) };
-    for (name, value) in fields.iter().filter(|(name, value)| !value.is_null() && *name != "resolved") {
+    let told = |value: &Value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty());
+    for (name, value) in fields.iter().filter(|(name, value)| told(value) && *name != "resolved" && *name != "progress") {
         output::line(format!("{name:<16}{}", output::text(value)))?;
     }
     let resolved = &row["resolved"];
