@@ -52,8 +52,6 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("supervisor.decode_stall", supervisor.decode_stall, MILLISECOND, DAY),
         ("supervisor.decode_silence", supervisor.decode_silence, supervisor.decode_stall, 7 * DAY),
         ("sources.connect", sources.connect, MILLISECOND, HOUR),
-        ("sources.stall", sources.stall, MILLISECOND, DAY),
-        ("sources.retry_backoff", sources.retry_backoff, MILLISECOND, HOUR),
         ("sources.tool_stall", sources.tool_stall, MILLISECOND, DAY),
         ("sources.stall", sources.stall, MILLISECOND, HOUR),
         ("sources.retry_backoff", sources.retry_backoff, MILLISECOND, HOUR),
