@@ -153,8 +153,8 @@ pub async fn job(api: &ApiClient, mut job: Value) -> anyhow::Result<Value> {
             () = tokio::time::sleep(LOOK_EVERY) => {}
             _ = tokio::signal::ctrl_c() => {
                 meter.clear();
-                return Err(Failure::new(Kind::Interrupted, "interrupted; the server goes on with it")
-                    .hint("run the same command again to follow it")
+                return Err(Failure::new(Kind::Interrupted, "interrupted")
+                    .hint("run the same command again: a server that runs goes on with it, and what was fetched stays")
                     .into());
             }
         }

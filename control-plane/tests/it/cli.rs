@@ -1,10 +1,14 @@
 //! The command line as its users see it: help, output, exit codes.
 
-use std::process::Output;
+use std::fs::File;
+use std::io::Write;
+use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use insta::assert_snapshot;
+use rustix::process::Signal;
 
-use crate::support::TestApp;
+use crate::support::{STEP, Served, TestApp, eventually, send_signal};
 
 fn run(app: &TestApp, arguments: &[&str]) -> Output {
     // A fixed width, so that help does not follow whoever runs the tests.
@@ -111,4 +115,69 @@ fn rows_and_keys_are_kept_without_a_server_and_every_refusal_has_its_exit_code()
         let output = run(&app, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
     }
+}
+
+/// A running `lifeboat up`, once it has said where it serves, and what it has printed.
+async fn up(app: &TestApp, arguments: &[&str]) -> (Served, String) {
+    let printed = app.scratch().join("up.out");
+    let mut command = app.command(arguments);
+    command.stdout(File::create(&printed).unwrap()).stderr(File::create(app.scratch().join("up.err")).unwrap());
+    let served = Served::start(&mut command).unwrap();
+    let text = eventually("up says where it serves", STEP, || async {
+        std::fs::read_to_string(&printed).ok().filter(|text| text.contains("Ctrl-C stops it."))
+    })
+    .await;
+    (served, text)
+}
+
+/// Runs a command with something to read.
+fn say(app: &TestApp, arguments: &[&str], input: &str) -> Output {
+    let mut command = app.command(arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn end(mut served: Served) {
+    assert!(send_signal(served.pid(), Signal::INT));
+    assert!(served.wait_at_most(Duration::from_secs(60)).expect("Ctrl-C ends it").success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn up_creates_a_row_once_and_status_chat_and_logs_work_over_it() {
+    let app = TestApp::prepare("");
+    let (served, printed) = up(&app, &["up", "sim", "--engine", "sim", "--slots", "2", "--context", "4096"]).await;
+    assert_snapshot!("up_prints_where_it_serves", printed.replace(&app.authority(), "ADDRESS"));
+
+    let status = run(&app, &["status"]);
+    assert!(text(&status.stdout).contains("1 of 1 rows ready"), "{}", text(&status.stdout));
+    let chat = say(&app, &["chat", "--json", "--max-tokens", "8"], "hello\n\n/exit\nnever sent\n");
+    assert!(chat.status.success(), "{}", text(&chat.stderr));
+    let lines: Vec<serde_json::Value> = text(&chat.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(!lines[0]["content"].as_str().unwrap().is_empty());
+    let unknown = say(&app, &["chat", "nobody"], "hello\n");
+    assert_eq!(unknown.status.code(), Some(4), "{}", text(&unknown.stderr));
+    let logs = run(&app, &["server", "logs", "sim", "-n", "1000"]);
+    assert!(text(&logs.stdout).contains("engine started"), "{}", text(&logs.stdout));
+    let second = run(&app, &["serve"]);
+    assert_eq!(second.status.code(), Some(5), "{}", text(&second.stderr));
+    end(served);
+
+    let (served, _) = up(&app, &["up"]).await;
+    let rows: serde_json::Value = serde_json::from_slice(&run(&app, &["server", "list", "--json"]).stdout).unwrap();
+    assert_eq!(rows.as_array().map(Vec::len), Some(1), "a second start creates nothing");
+    end(served);
+    assert!(app.processes().is_empty());
+}
+
+#[test]
+fn up_with_a_model_that_cannot_be_served_ends_with_the_reason_and_leaves_no_row() {
+    let app = TestApp::prepare("");
+    for (model, code) in [("nonsense", 7), ("/no/such/model.gguf", 7)] {
+        let output = run(&app, &["up", model]);
+        assert_eq!(output.status.code(), Some(code), "{model}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("error: "), "{}", text(&output.stderr));
+    }
+    assert_eq!(text(&run(&app, &["server", "list", "--json"]).stdout), "[]\n");
 }
