@@ -57,6 +57,11 @@ openapi: need-cargo $(UI_MODULES) ## Write console-ui/openapi.json from the code
 	LIFEBOAT_WRITE_OPENAPI=1 $(CARGO) test --locked --package lifeboat --test it openapi
 	cd $(UI) && $(NPM) run --silent generate
 
+acceptance: build ## Measure a release build: cached start, memory, throughput, a full disk (wants an idle machine)
+	cd control-plane/tests/acceptance && for script in cached_start memory throughput disk_full; do \
+		echo "== $$script"; python3 $$script.py || failed="$$failed $$script"; done; \
+		if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
 clean: ## Remove what was built
 	rm -rf $(UI)/dist $(UI)/node_modules
 	$(CARGO) clean
