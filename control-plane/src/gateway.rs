@@ -69,7 +69,7 @@ pub struct GatewayDeps {
     pub recorder: Arc<Recorder>,
     /// Holds every task.
     pub tracker: TaskTracker,
-    /// Hard stop: ends the tasks, engine connections included.
+    /// Hard stop. Connections to engines end with the calls on them, idle ones with the routes.
     pub token: CancellationToken,
 }
 
@@ -91,7 +91,7 @@ pub fn router(deps: GatewayDeps) -> Router {
     let admission = Admission::new(Arc::clone(&deps.registry), deps.activator, Arc::clone(&deps.metrics), config.clone());
     deps.tracker.spawn(Arc::clone(&admission).follow(deps.token.clone()));
     let gateway = Arc::new(Gateway {
-        proxy: Proxy::new(&config, &deps.tracker, &deps.token),
+        proxy: Proxy::new(&config, &deps.tracker),
         intake: Intake::new(&config, deps.metrics),
         config,
         registry: deps.registry,

@@ -23,6 +23,8 @@ use crate::telemetry::metrics::Metrics;
 const CHANNEL: usize = 4096;
 /// Events taken at once.
 const BATCH: usize = 256;
+/// Pause between two batches: waking a task for every request would cost more than the rest of its accounting.
+const PAUSE: Duration = Duration::from_millis(50);
 /// The status of a request whose client left before the reply was done.
 pub const CLIENT_LEFT: u16 = 499;
 
@@ -119,14 +121,23 @@ impl Recorder {
                 count = inbox.recv_many(&mut batch, BATCH) => if count == 0 { return },
                 () = token.cancelled() => return,
             }
-            let mut recent = self.recent.lock();
-            for event in batch.drain(..) {
-                self.metrics.observe(&event);
-                while recent.len() >= self.keep.max(1) {
-                    recent.pop_front();
-                }
-                recent.push_back(Arc::new(event));
+            let more_are_waiting = batch.len() == BATCH;
+            self.take(&mut batch);
+            if !more_are_waiting {
+                // The stop does not wait for the pause, nor lose what came during it.
+                _ = token.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
             }
+        }
+    }
+
+    fn take(&self, batch: &mut Vec<UsageEvent>) {
+        let mut recent = self.recent.lock();
+        for event in batch.drain(..) {
+            self.metrics.observe(&event);
+            while recent.len() >= self.keep.max(1) {
+                recent.pop_front();
+            }
+            recent.push_back(Arc::new(event));
         }
     }
 }

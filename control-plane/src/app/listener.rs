@@ -74,9 +74,11 @@ where
     }
     let service = TowerToHyperService::new(service.map_request(|request: Request<Incoming>| request.map(Body::new)));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // A child of its own: all connections would meet at the one token's lock with every piece they send.
+    let soft = lifecycle.soft.child_token();
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = lifecycle.soft.cancelled() => {
+        () = soft.cancelled() => {
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection.as_mut() => ended,

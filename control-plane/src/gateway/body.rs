@@ -173,7 +173,8 @@ impl ReplyBody {
     /// Ready once the reply has taken too long or its engine is being ended.
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Failure> {
         let endpoint = &self.permit.endpoint;
-        let ended = self.ended.get_or_insert_with(|| Box::pin(endpoint.ended.clone().cancelled_owned()));
+        // A child of its own: all replies of an engine would meet at one lock otherwise.
+        let ended = self.ended.get_or_insert_with(|| Box::pin(endpoint.ended.child_token().cancelled_owned()));
         if ended.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Failure::fault(&Fault::Ended, endpoint));
         }
@@ -226,7 +227,7 @@ impl Body for ReplyBody {
                         continue;
                     }
                     Poll::Ready(Some(Err(error))) => {
-                        tracing::warn!(server.id = %this.permit.row.id, error = %super::proxy::describe(&error), "an engine's reply broke off");
+                        tracing::warn!(request.id = this.meter.request_id(), server.id = %this.permit.row.id, error = %super::proxy::describe(&error), "an engine's reply broke off");
                         let failure = Failure::fault(&Fault::Torn(String::new()), &this.permit.endpoint);
                         if let Err(error) = this.cut(&failure) {
                             return Poll::Ready(Some(Err(error)));

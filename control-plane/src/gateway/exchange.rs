@@ -13,7 +13,7 @@ use super::Gateway;
 use super::admission::{Ask, Permit};
 use super::body::{Limits, Parts, ReplyBody, rename_document};
 use super::error::Failure;
-use super::heartbeat;
+use super::heartbeat::{self, Answer};
 use super::intake::Held;
 use super::meter::Meter;
 use super::peek::Asked;
@@ -21,6 +21,7 @@ use super::proxy::outgoing::{Outgoing, strip};
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
 use super::route::{Route, Shape};
 use super::router::Class;
+use crate::host::clock;
 use crate::keys::Scope;
 use crate::registry::{Endpoint, Snapshot};
 
@@ -116,14 +117,15 @@ fn only_model(snapshot: &Snapshot) -> Result<String, Failure> {
 async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared, meter: Meter) -> Result<Response, Failure> {
     let streams = prepared.asked.stream;
     let every = gateway.config.heartbeat;
-    let serving = serve(gateway, route, prepared, meter);
+    // Boxed once and early: the state of a whole request is large, and every layer above would move it.
+    let serving: Answer = Box::pin(serve(gateway, route, prepared, meter).in_current_span());
     if !streams {
         return serving.await;
     }
     let mut headers = HeaderMap::new();
     event_headers(&mut headers);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    heartbeat::accompany(serving.in_current_span(), every, route.dialect, headers).await
+    heartbeat::accompany(serving, every, route.dialect, headers).await
 }
 
 /// Slot, engine, reply; again elsewhere while nothing was sent.
@@ -140,7 +142,7 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
                     Ok(reply) => return Ok(respond(&gateway, route, prepared, permit, reply, meter)),
                     Err(fault) => {
                         if !fault.is_the_clients() {
-                            tracing::warn!(server.id = %permit.row.id, error = %fault, "an engine did not answer");
+                            tracing::warn!(request.id = meter.request_id(), server.id = %permit.row.id, error = %fault, "an engine did not answer");
                         }
                         let failure = Failure::fault(&fault, &permit.endpoint);
                         if fault.may_retry() && failed.len() < gateway.config.retries as usize {
@@ -227,7 +229,9 @@ pub(super) fn request_id(headers: &HeaderMap) -> (String, HeaderValue) {
     {
         return (text.to_owned(), value.clone());
     }
-    let id = uuid::Uuid::now_v7().to_string();
+    // As `Uuid::now_v7`, but from this thread's generator instead of the system's.
+    let now = u64::try_from(clock::unix_millis()).unwrap_or_default();
+    let id = uuid::Builder::from_unix_timestamp_millis(now, &rand::random()).into_uuid().to_string();
     let value = HeaderValue::try_from(&id).unwrap_or_else(|_| HeaderValue::from_static("none"));
     (id, value)
 }

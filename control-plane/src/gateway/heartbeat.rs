@@ -23,16 +23,11 @@ use super::proxy::{Kind, kind};
 /// A comment line of server-sent events.
 const COMMENT: Bytes = Bytes::from_static(b": waiting\n\n");
 
-type Answer = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
+/// What a request comes to.
+pub(super) type Answer = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
 
 /// Waits for the answer; from `every` on, with comment lines under `headers`.
-pub(super) async fn accompany(
-    answer: impl Future<Output = Result<Response, Failure>> + Send + 'static,
-    every: Duration,
-    dialect: Dialect,
-    headers: HeaderMap,
-) -> Result<Response, Failure> {
-    let mut answer: Answer = Box::pin(answer);
+pub(super) async fn accompany(mut answer: Answer, every: Duration, dialect: Dialect, headers: HeaderMap) -> Result<Response, Failure> {
     if let Ok(answered) = timeout(every, &mut answer).await {
         return answered;
     }

@@ -23,7 +23,7 @@ pub(super) struct Meter {
 impl Meter {
     /// Starts with the arrival. Until told otherwise, the client is the one who left.
     pub(super) fn start(recorder: Arc<Recorder>, endpoint: &'static str, request_id: String) -> Self {
-        let span = tracing::info_span!("request", request.id = %request_id, route = endpoint);
+        let span = tracing::debug_span!("request", request.id = %request_id, route = endpoint);
         let event = UsageEvent {
             at: clock::unix_millis(),
             request_id,
@@ -50,7 +50,13 @@ impl Meter {
         self.arrived
     }
 
-    /// The span of everything that happens for this request; ends with the reply.
+    /// The id of the request.
+    pub(super) fn request_id(&self) -> &str {
+        self.event.as_ref().map_or("", |event| &event.request_id)
+    }
+
+    /// The span of everything that happens for this request; ends with the reply. At `debug`, because a span that is
+    /// written costs as much as the rest of the request together.
     pub(super) const fn span(&self) -> &tracing::Span {
         &self.span
     }

@@ -17,7 +17,6 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::client::{Clients, Tasks};
@@ -121,10 +120,9 @@ pub(in crate::gateway) struct Proxy {
 }
 
 impl Proxy {
-    /// No connection is made yet. Their tasks run on `tracker` until `token` is cancelled.
-    pub(in crate::gateway) fn new(config: &GatewayConfig, tracker: &TaskTracker, token: &CancellationToken) -> Arc<Self> {
-        let tasks = Tasks { tracker: tracker.clone(), token: token.clone() };
-        let clients = Clients::new(Connector { timeout: config.connect }, tasks);
+    /// No connection is made yet. Their tasks run on `tracker`.
+    pub(in crate::gateway) fn new(config: &GatewayConfig, tracker: &TaskTracker) -> Arc<Self> {
+        let clients = Clients::new(Connector { timeout: config.connect }, Tasks(tracker.clone()));
         Arc::new(Self { clients, between_chunks: config.between_chunks, buffer: config.reply_buffer_bytes })
     }
 

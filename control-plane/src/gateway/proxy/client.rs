@@ -13,7 +13,6 @@ use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::{self, Client, connect::Connect};
 use hyper_util::rt::TokioTimer;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connector::{Answered, Connector};
@@ -25,21 +24,17 @@ const POOL_IDLE: Duration = Duration::from_secs(4);
 /// Idle connections kept for one engine; as many as a row may have slots.
 const POOL_SIZE: usize = 256;
 
-/// Runs connection tasks on the tracker, so that a stop waits for them and the token ends them.
+/// Runs connection tasks on the tracker, so that a stop waits for them. They end with their call, or with the pool.
 #[derive(Debug, Clone)]
-pub(super) struct Tasks {
-    pub tracker: TaskTracker,
-    pub token: CancellationToken,
-}
+pub(super) struct Tasks(pub TaskTracker);
 
 impl<F> hyper::rt::Executor<F> for Tasks
 where
     F: Future + Send + 'static,
-    F::Output: Send,
+    F::Output: Send + 'static,
 {
     fn execute(&self, task: F) {
-        let token = self.token.clone();
-        self.tracker.spawn(async move { token.run_until_cancelled_owned(task).await.map(drop) });
+        self.0.spawn(task);
     }
 }
 
