@@ -6,9 +6,11 @@ that `lifeboat up` starts. Limit: at most 0.5 s later.
 
 import http.client
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from served import KEPT, Served, Stream, arguments_of, engine_key, environment_of, free_port
@@ -35,8 +37,10 @@ def alone(arguments, environment):
     port = free_port()
     arguments = list(arguments)
     arguments[arguments.index("--port") + 1] = str(port)
+    home = tempfile.mkdtemp(prefix="lifeboat-acceptance-")
     started = time.monotonic()
-    engine = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=environment.get("HOME", "/"))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    engine = subprocess.Popen(arguments, env=environment | {"HOME": home}, cwd=home, **quiet)
     try:
         while True:
             assert engine.poll() is None, f"the engine ended with {engine.returncode}"
@@ -55,10 +59,14 @@ def alone(arguments, environment):
     finally:
         engine.kill()
         engine.wait()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with Served(data_dir=KEPT) as served:
+        served.delete_rows()
+    # The first start creates the row, and installs what is missing.
     _, arguments, environment = through_lifeboat()
     print("engine:", *(os.path.basename(argument) for argument in arguments[:3]), "…")
     times = {"lifeboat up": [], "engine alone": []}
