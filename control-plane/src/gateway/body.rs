@@ -4,6 +4,7 @@
 //! ended by an error in the client's dialect and never looks whole. Nothing here may allocate for a piece, unless the
 //! engine uses another model name than the client does.
 
+mod opening;
 mod rename;
 
 use std::future::Future;
@@ -91,7 +92,10 @@ impl ReplyBody {
     }
 
     /// A stream of events, in which the engine's model name becomes `asked`.
-    pub(super) fn events(parts: Parts, asked: String, says_end: bool) -> Self {
+    pub(super) fn events(mut parts: Parts, asked: String, says_end: bool) -> Self {
+        if let Some(opening) = opening::missing(parts.dialect, &parts.first, parts.meter.request_id(), &asked) {
+            parts.first = join(opening, &parts.first);
+        }
         let events = Events { reader: StreamReader::default(), rename: Rename::new(asked), says_end, at_edge: true };
         Self::new(parts, Some(events))
     }

@@ -117,9 +117,12 @@ async fn every_dialect_of_text_is_served() {
     assert!(reply["input_tokens"].as_u64().unwrap() > 3, "{reply}");
     let mut streamed = message;
     streamed["stream"] = json!(true);
-    let events = real.stream("/v1/messages", streamed).await;
-    assert_eq!(events.first().unwrap().event.as_deref(), Some("message_start"));
-    assert_eq!(events.last().unwrap().event.as_deref(), Some("message_stop"));
+    // Several, because the engine leaves the opening out where an answer begins with an emoji.
+    for _ in 0..16 {
+        let events = real.stream("/v1/messages", streamed.clone()).await;
+        assert_eq!(events.first().unwrap().event.as_deref(), Some("message_start"));
+        assert_eq!(events.last().unwrap().event.as_deref(), Some("message_stop"));
+    }
     let (status, reply) = real.post("/v1/responses", json!({"model": "chat", "input": "Say hello.", "max_output_tokens": 8})).await;
     assert_eq!((status, &reply["object"]), (StatusCode::OK, &json!("response")), "{reply}");
     let (status, reply) = real.post("/tokenize", json!({"model": "chat", "content": "Hello world"})).await;

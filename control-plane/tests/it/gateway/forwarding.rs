@@ -147,6 +147,22 @@ async fn a_stream_passes_untouched_where_the_names_agree() {
 }
 
 #[tokio::test]
+async fn an_anthropic_stream_that_lacks_its_opening_gets_one() {
+    // What llama-server sends where the first token is a part of a character.
+    let sent = "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    let engine = Engine::start(move |_| vec![Step::stream(), Step::Piece(sent.into()), Step::End]).await;
+    let world = World::start().await;
+    world.serve("m", &engine, 1);
+    let text = soon(world.post("/v1/messages").json(&chat("m", true)).send()).await.unwrap().text().await.unwrap();
+    let rest = text.strip_prefix("event: message_start\ndata: ").unwrap_or_else(|| panic!("{text}"));
+    let (opening, rest) = rest.split_once("\n\n").unwrap();
+    assert_eq!(serde_json::from_str::<Value>(opening).unwrap()["message"]["model"], "m");
+    assert_eq!(rest, sent);
+    assert_eq!(world.finished(1).await.error, None);
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn an_alias_comes_back_as_asked_in_every_frame() {
     let engine = Engine::start(|_| {
         let all = [token("/models/x.gguf", "a"), token("/models/x.gguf", "b"), ending("/models/x.gguf")].concat();
