@@ -124,8 +124,8 @@ async fn end(parts: &Parts, accepting: tokio::task::JoinHandle<()>) {
     // The accept loop cannot fail but by a bug of ours, which the log shows.
     match &parts.supervisor {
         Some(supervisor) if parts.lifecycle.handover.is_cancelled() => {
-            let _connections = accepting.await;
-            supervisor.release_all().await;
+            // Released first: a hard stop that comes while replies still run must find no engine to end.
+            let (_connections, ()) = tokio::join!(accepting, supervisor.release_all());
         }
         Some(supervisor) => {
             let (_connections, ()) = tokio::join!(accepting, supervisor.stop_all());

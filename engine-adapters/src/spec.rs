@@ -193,9 +193,6 @@ pub struct EngineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub idle_seconds: Option<u32>,
-    /// A pinned row is never unloaded to make room for another.
-    #[serde(default)]
-    pub pinned: bool,
 }
 
 impl EngineSpec {
@@ -221,7 +218,6 @@ impl EngineSpec {
             upstream_model: None,
             desired_state: DesiredState::default(),
             idle_seconds: None,
-            pinned: false,
         }
     }
 }

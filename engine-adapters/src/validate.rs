@@ -147,7 +147,7 @@ fn check_no_control(field: &'static str, value: Option<&str>) -> Result<(), Spec
 fn check_kind_fields(spec: &EngineSpec) -> Result<(), SpecError> {
     let external = spec.engine == EngineKind::External;
     let llama = spec.engine == EngineKind::LlamaCpp;
-    let fields: [(&'static str, bool, bool); 13] = [
+    let fields: [(&'static str, bool, bool); 12] = [
         // name, written, meaningful for this kind
         ("model", spec.model.is_some(), !external),
         ("engine_build", spec.engine_build.is_some(), !external),
@@ -158,7 +158,6 @@ fn check_kind_fields(spec: &EngineSpec) -> Result<(), SpecError> {
         ("cache_type_v", spec.cache_type_v.is_some(), llama),
         ("extra_args", !spec.extra_args.is_empty(), !external),
         ("idle_seconds", spec.idle_seconds.is_some(), !external),
-        ("pinned", spec.pinned, !external),
         ("url", spec.url.is_some(), external),
         ("api_key", spec.api_key.is_some(), external),
         ("upstream_model", spec.upstream_model.is_some(), external),
@@ -259,7 +258,6 @@ pub(crate) mod tests {
         assert_eq!(refused(|spec| spec.gpu_layers = Some(1), "sim").field, "gpu_layers");
         assert_eq!(refused(|spec| spec.model = Some("hf:a/b".into()), "external").field, "model");
         assert_eq!(refused(|spec| spec.extra_args = vec!["-fa".into()], "external").field, "extra_args");
-        assert_eq!(refused(|spec| spec.pinned = true, "external").field, "pinned");
         assert_eq!(refused(|spec| spec.desired_state = DesiredState::OnDemand, "external").field, "desired_state");
     }
 

@@ -631,8 +631,6 @@ export interface components {
             model?: string | null;
             /** @description The public model name. Rows with the same name form a pool. 1 to 256 characters, any script. */
             model_name: string;
-            /** @description A pinned row is never unloaded to make room for another. */
-            pinned?: boolean;
             /**
              * Format: int32
              * @description Requests served at the same time; auto = from memory and cores.
@@ -1290,8 +1288,6 @@ export interface components {
                  * @description Process id of the engine.
                  */
                 pid?: number | null;
-                /** @description Never unloaded to make room for another. */
-                pinned: boolean;
                 progress?: components["schemas"]["Progress"] | null;
                 resolved?: components["schemas"]["Resolved"] | null;
                 /**
@@ -1574,8 +1570,6 @@ export interface components {
              * @description Process id of the engine.
              */
             pid?: number | null;
-            /** @description Never unloaded to make room for another. */
-            pinned: boolean;
             progress?: components["schemas"]["Progress"] | null;
             resolved?: components["schemas"]["Resolved"] | null;
             /**

@@ -28,9 +28,14 @@ pub fn service(routes: Router, config: &SecurityConfig, listen: SocketAddr) -> G
 fn refuse(path: &str, refused: &Refused) -> Response {
     let dialect = match path {
         _ if path.starts_with("/v1/messages") => Dialect::Anthropic,
+        "/tokenize" | "/detokenize" => Dialect::OpenAi,
         _ if path.starts_with("/v1/") => Dialect::OpenAi,
         _ => return ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string()),
     };
-    let error = errors::ApiError::new(ErrorCode::ForbiddenOrigin, format!("{refused}; {}", refused.hint()));
+    let code = match refused {
+        Refused::Host(_) => ErrorCode::UnknownHost,
+        Refused::Origin(_) => ErrorCode::ForbiddenOrigin,
+    };
+    let error = errors::ApiError::new(code, format!("{refused}; {}", refused.hint()));
     (refused.status(), [(header::CONTENT_TYPE, "application/json")], error.body(dialect)).into_response()
 }

@@ -165,9 +165,6 @@ pub struct FieldArgs {
     /// `on_demand` rows: seconds without a request until unload
     #[arg(long, value_name = "NUMBER|auto")]
     pub idle_seconds: Option<Auto>,
-    /// Never unload it to make room for another
-    #[arg(long, value_name = "true|false")]
-    pub pinned: Option<bool>,
 }
 
 impl FieldArgs {
@@ -196,7 +193,6 @@ impl FieldArgs {
         set("upstream_model", self.upstream_model.map(text_or_auto));
         set("desired_state", self.desired_state.map(Value::String));
         set("idle_seconds", self.idle_seconds.map(Auto::value));
-        set("pinned", self.pinned.map(Value::Bool));
         if let Some(variable) = self.upstream_key_env {
             // A key on a command line could be read by every user of the machine.
             let key = std::env::var(&variable).map_err(|_| {
@@ -239,7 +235,7 @@ pub async fn run(global: &GlobalArgs, command: ServerCommand) -> anyhow::Result<
             api.delete(&path_of(&row, "")).await?;
             done(global.json, &row, "deleted")
         }
-        ServerCommand::Logs(args) => logs(api, &args).await,
+        ServerCommand::Logs(args) => logs(api, global.json, &args).await,
     })
     .await
 }
@@ -308,17 +304,28 @@ async fn act(api: &ApiClient, json: bool, row: &str, action: &str) -> anyhow::Re
     done(json, &row, wanted)
 }
 
-async fn logs(api: &ApiClient, args: &LogsArgs) -> anyhow::Result<()> {
+async fn logs(api: &ApiClient, json: bool, args: &LogsArgs) -> anyhow::Result<()> {
     let row = find(api, &args.row).await?;
     let path = path_of(&row, &format!("/logs?lines={}&follow={}", args.lines, args.follow));
     let mut response = api.open(reqwest::Method::GET, &path, None).await?;
+    let mut open_line = Vec::new();
     loop {
         let chunk = tokio::select! {
             chunk = response.chunk() => chunk.map_err(|error| Failure::new(Kind::Failed, "the log stream broke").caused_by(error))?,
             _ = tokio::signal::ctrl_c() => return Ok(()),
         };
         let Some(chunk) = chunk else { return Ok(()) };
-        output::piece(&String::from_utf8_lossy(&chunk))?;
+        if !json {
+            output::piece(&String::from_utf8_lossy(&chunk))?;
+            continue;
+        }
+        // One object a line, so that a follower can read as they come.
+        open_line.extend_from_slice(&chunk);
+        while let Some(end) = open_line.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = open_line.drain(..=end).collect();
+            let text = String::from_utf8_lossy(&line[..end]);
+            output::piece(&format!("{}\n", json!({ "line": text })))?;
+        }
     }
 }
 

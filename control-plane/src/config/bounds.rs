@@ -53,6 +53,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("supervisor.decode_silence", supervisor.decode_silence, supervisor.decode_stall, 7 * DAY),
         ("sources.connect", sources.connect, MILLISECOND, HOUR),
         ("sources.tool_stall", sources.tool_stall, MILLISECOND, DAY),
+        ("sources.retry_failed_build", sources.retry_failed_build, Duration::ZERO, 365 * DAY),
         ("sources.stall", sources.stall, MILLISECOND, HOUR),
         ("sources.retry_backoff", sources.retry_backoff, MILLISECOND, HOUR),
     ] {

@@ -187,16 +187,16 @@ impl Admission {
             let outlook = router::outlook(pool, &self.question(&ask, 0));
             until = self.wait_until(&ask, asked, &outlook);
             if until <= Instant::now() {
-                return Err(self.out_of_time(&ask, outlook));
+                return Err(self.out_of_time(&ask, pool, outlook));
             }
         }
     }
 
-    fn out_of_time(&self, ask: &Ask<'_>, outlook: Outlook) -> Refusal {
+    fn out_of_time(&self, ask: &Ask<'_>, pool: &[Arc<RowView>], outlook: Outlook) -> Refusal {
         let waited = ask.arrived.elapsed();
         match outlook {
             Outlook::Serving(slots) => {
-                let retry_after = predicted(&self.state.lock(), ask, slots).unwrap_or_default();
+                let retry_after = predicted(&self.state.lock(), ask, pool, slots).unwrap_or_default();
                 Refusal::TooLong { waited, retry_after }
             }
             Outlook::Coming => Refusal::NotUp { waited },
@@ -234,7 +234,7 @@ impl Admission {
         if let Outlook::Hopeless(reasons) = outlook {
             return Err(Refusal::Hopeless(reasons));
         }
-        let predicted = if let Outlook::Serving(slots) = outlook { predicted(&state, ask, slots) } else { None };
+        let predicted = if let Outlook::Serving(slots) = outlook { predicted(&state, ask, pool, slots) } else { None };
         if waiting >= self.capacity(pool, ask.class) || predicted.is_some_and(|wait| wait > self.config.queue_wait) {
             return Err(Refusal::Full { waiting, retry_after: predicted.unwrap_or_default() });
         }
@@ -393,8 +393,10 @@ impl Admission {
 }
 
 /// How long a request that joins the line now will wait, from the mean service time; `None` = not known yet.
-fn predicted(state: &State, ask: &Ask<'_>, slots: u32) -> Option<Duration> {
-    let mean = (ask.class == Class::Generation).then(|| state.service.get(ask.name)).flatten()?;
+fn predicted(state: &State, ask: &Ask<'_>, pool: &[Arc<RowView>], slots: u32) -> Option<Duration> {
+    // Kept by public name; the request may have come by an alias.
+    let known = || pool.iter().find_map(|row| state.service.get(&row.model_name));
+    let mean = (ask.class == Class::Generation).then(known).flatten()?;
     let ahead = state.lines.len(ask.class, ask.name) + 1;
     Duration::try_from_secs_f64(mean * ahead as f64 / f64::from(slots.max(1))).ok()
 }

@@ -1,7 +1,7 @@
 //! The part of a row that an engine process depends on, as a digest.
 //!
-//! Two rows with the same digest are served by the same process: an edit of names, idle time or desired state does
-//! not touch a running engine, and an engine found after a crash is taken over only if its row still has the digest
+//! Two rows with the same digest are served by the same process: an edit of aliases, idle time or desired state
+//! does not touch a running engine (the public name does: it is what the engine calls itself), and an engine found after a crash is taken over only if its row still has the digest
 //! it was started with. Port and key are not in it: they are new at every launch.
 
 use lifeboat_engines::spec::{DesiredState, EngineSpec};
@@ -9,8 +9,7 @@ use sha2::{Digest, Sha256};
 
 /// The digest, in hexadecimal.
 pub fn fingerprint(spec: &EngineSpec) -> String {
-    let launched =
-        EngineSpec { aliases: Vec::new(), desired_state: DesiredState::Running, idle_seconds: None, pinned: false, ..spec.clone() };
+    let launched = EngineSpec { aliases: Vec::new(), desired_state: DesiredState::Running, idle_seconds: None, ..spec.clone() };
     // A row is plain data: it came from JSON and goes back to it.
     let text = serde_json::to_vec(&launched).unwrap_or_default();
     Sha256::digest(text).iter().fold(String::with_capacity(64), |digest, byte| digest + &format!("{byte:02x}"))
@@ -29,12 +28,7 @@ mod tests {
             fingerprint(&serde_json::from_value(spec).unwrap())
         };
         let unchanged = with("slots", 2.into());
-        for (key, value) in [
-            ("aliases", serde_json::json!(["x"])),
-            ("desired_state", "on_demand".into()),
-            ("idle_seconds", 5.into()),
-            ("pinned", true.into()),
-        ] {
+        for (key, value) in [("aliases", serde_json::json!(["x"])), ("desired_state", "on_demand".into()), ("idle_seconds", 5.into())] {
             assert_eq!(with(key, value), unchanged, "{key}");
         }
         for (key, value) in [

@@ -27,7 +27,9 @@ pub enum ErrorCode {
     InvalidApiKey,
     /// The key may not do this.
     InsufficientScope,
-    /// The Host header or the browser's origin is not allowed.
+    /// The Host header names a host this server does not answer for.
+    UnknownHost,
+    /// The browser's origin is not allowed.
     ForbiddenOrigin,
     /// No row answers to this model name.
     ModelNotFound,
@@ -60,11 +62,12 @@ pub enum ErrorCode {
 }
 
 /// Code, HTTP status, OpenAI type, Anthropic type.
-pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 19] = [
+pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 20] = [
     (ErrorCode::InvalidRequest, "invalid_request", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidJson, "invalid_json", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidApiKey, "invalid_api_key", 401, "authentication_error", "authentication_error"),
     (ErrorCode::InsufficientScope, "insufficient_scope", 403, "permission_error", "permission_error"),
+    (ErrorCode::UnknownHost, "unknown_host", 421, "permission_error", "permission_error"),
     (ErrorCode::ForbiddenOrigin, "forbidden_origin", 403, "permission_error", "permission_error"),
     (ErrorCode::ModelNotFound, "model_not_found", 404, "invalid_request_error", "not_found_error"),
     (ErrorCode::NotFound, "not_found", 404, "invalid_request_error", "not_found_error"),

@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn a_member_replaces_null_means_auto_and_the_rest_stays_with_its_secret() {
-        let after = patched(&json!({"slots": null, "context": 4096, "aliases": ["b", "c"], "pinned": true})).unwrap();
+        let after = patched(&json!({"slots": null, "context": 4096, "aliases": ["b", "c"]})).unwrap();
         let wanted = json!({"model_name": "chat", "engine": "external", "url": "http://h", "api_key": "k",
-                            "context": 4096, "aliases": ["b", "c"], "pinned": true});
+                            "context": 4096, "aliases": ["b", "c"]});
         assert_eq!(after, spec(wanted));
     }
 

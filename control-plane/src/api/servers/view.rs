@@ -56,8 +56,6 @@ pub struct Server {
     pub desired_state: DesiredState,
     /// `on_demand` rows: seconds without a request until unload.
     pub idle_seconds: Option<u32>,
-    /// Never unloaded to make room for another.
-    pub pinned: bool,
     /// Where it stands.
     pub state: RowState,
     /// Why, in words.
@@ -107,7 +105,6 @@ impl Server {
             upstream_model,
             desired_state,
             idle_seconds,
-            pinned,
         } = row.spec;
         let RowStatus { state, state_reason, pid, endpoint, restarts, resolved, build, progress } = status;
         Self {
@@ -132,7 +129,6 @@ impl Server {
             upstream_model,
             desired_state,
             idle_seconds,
-            pinned,
             state,
             state_reason,
             pid,
