@@ -21,6 +21,7 @@ pub mod progress;
 pub mod reconciler;
 pub mod recorder;
 pub mod registry;
+pub mod route_trace;
 pub mod security;
 pub mod sim_engine;
 pub mod store;

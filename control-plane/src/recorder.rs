@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::ids::RowId;
+use crate::route_trace::RouteTrace;
 use crate::telemetry::metrics::Metrics;
 
 /// Events that may wait for the recorder.
@@ -71,6 +72,8 @@ pub struct UsageEvent {
     /// Id of the API key, where one was needed.
     #[schema(value_type = Option<String>)]
     pub key_id: Option<Uuid>,
+    /// Why the row was chosen, where one was.
+    pub route: Option<RouteTrace>,
 }
 
 #[expect(clippy::ref_option, reason = "serde hands the field over by reference")]
@@ -165,6 +168,7 @@ mod tests {
             cached_tokens: 5,
             completion_tokens: 10,
             key_id: None,
+            route: None,
         }
     }
 

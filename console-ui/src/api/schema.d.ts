@@ -1377,6 +1377,7 @@ export interface components {
                  * @description Attempts repeated because an engine failed before its first byte.
                  */
                 retries: number;
+                route?: components["schemas"]["RouteTrace"] | null;
                 /** @description Row that answered, where one did. */
                 row?: string | null;
                 /**
@@ -1502,6 +1503,42 @@ export interface components {
              * @description CPU threads (0 where the engine has none of its own).
              */
             threads: number;
+        };
+        /**
+         * @description What the choice aimed at.
+         * @enum {string}
+         */
+        RouteMode: "ttft" | "throughput" | "sticky";
+        /** @description One decision of the router. */
+        RouteTrace: {
+            /** @description What the choice aimed at. */
+            mode: components["schemas"]["RouteMode"];
+            /**
+             * Format: int64
+             * @description Prompt tokens expected in the engine's cache.
+             */
+            predicted_cached_tokens: number;
+            /**
+             * Format: int64
+             * @description Wait for a slot that was expected at the arrival, milliseconds.
+             */
+            predicted_wait_ms: number;
+            /** @description Code of what decided. */
+            reason: string;
+            /**
+             * Format: int32
+             * @description How often the reply was carried on by another row after its first byte.
+             */
+            resumed: number;
+            /** @description Row that was chosen; after a resume, the last one. */
+            row: string;
+            /** @description First 8 hex digits of the session's hash, where the request belongs to one. */
+            session?: string | null;
+            /**
+             * Format: int32
+             * @description Slot that was chosen on it, where the router steers slots.
+             */
+            slot?: number | null;
         };
         /** @description Identifies one server row for as long as the row exists. */
         RowId: string;
@@ -1707,6 +1744,7 @@ export interface components {
              * @description Attempts repeated because an engine failed before its first byte.
              */
             retries: number;
+            route?: components["schemas"]["RouteTrace"] | null;
             /** @description Row that answered, where one did. */
             row?: string | null;
             /**

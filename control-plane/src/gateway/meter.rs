@@ -41,6 +41,7 @@ impl Meter {
             cached_tokens: 0,
             completion_tokens: 0,
             key_id: None,
+            route: None,
         };
         Self { recorder, arrived: Instant::now(), span, event: Some(event) }
     }

@@ -29,6 +29,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("host", &["config", "progress"]),
     ("registry", &["ids", "progress"]),
+    ("route_trace", &["ids"]),
     ("events", &["host", "ids", "registry"]),
     ("jobs", &["events", "host", "progress"]),
     ("keys", &["host", "store"]),
@@ -37,14 +38,14 @@ const EDGES: &[(&str, &[&str])] = &[
     ("download", &["config", "host", "progress"]),
     // A recorder hands the metrics what happened; the metrics know the type of it.
     ("telemetry", &["config", "recorder", "registry"]),
-    ("recorder", &["host", "ids", "store", "telemetry"]),
+    ("recorder", &["host", "ids", "route_trace", "store", "telemetry"]),
     ("guard", &["host"]),
     // A build is proved by an engine process that is watched as any other: `supervisor::{child, probe, stall}`.
     ("engines", &["config", "download", "guard", "host", "jobs", "models", "progress", "store", "supervisor"]),
     ("models", &["config", "download", "host", "jobs", "progress", "store"]),
     ("supervisor", &["activator", "config", "engines", "guard", "host", "ids", "models", "progress", "registry", "store"]),
     ("reconciler", &["activator", "config", "host", "ids", "registry", "store", "supervisor"]),
-    ("gateway", &["activator", "config", "host", "ids", "keys", "recorder", "registry", "security", "telemetry"]),
+    ("gateway", &["activator", "config", "host", "ids", "keys", "recorder", "registry", "route_trace", "security", "telemetry"]),
     (
         "api",
         &[

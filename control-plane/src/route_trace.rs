@@ -1,0 +1,112 @@
+//! Why a request went where it went: made by the router, shown in a header of the reply, kept in the request log.
+//!
+//! Plain data, so that the router, the log and the API speak of the same thing. Never anything of a prompt: a session is
+//! named by the begin of its hash, a reason by a code of ours.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::ids::RowId;
+
+/// What the choice aimed at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RouteMode {
+    /// The shortest time to the first token of this request.
+    #[default]
+    Ttft,
+    /// The most work done by the pool.
+    Throughput,
+    /// The row the session is on.
+    Sticky,
+}
+
+/// One decision of the router.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RouteTrace {
+    /// Row that was chosen; after a resume, the last one.
+    #[schema(value_type = String)]
+    pub row: RowId,
+    /// Slot that was chosen on it, where the router steers slots.
+    pub slot: Option<u32>,
+    /// Code of what decided.
+    #[schema(value_type = String)]
+    pub reason: Cow<'static, str>,
+    /// Prompt tokens expected in the engine's cache.
+    pub predicted_cached_tokens: u64,
+    /// Wait for a slot that was expected at the arrival, milliseconds.
+    pub predicted_wait_ms: u64,
+    /// How often the reply was carried on by another row after its first byte.
+    pub resumed: u32,
+    /// What the choice aimed at.
+    pub mode: RouteMode,
+    /// First 8 hex digits of the session's hash, where the request belongs to one.
+    pub session: Option<String>,
+}
+
+impl RouteTrace {
+    /// The value of `x-lifeboat-route`. `cached` is what the engine says it had, known before the head of a reply only
+    /// where that is not streamed.
+    pub fn header(&self, cached: Option<u64>, queue_wait: Option<Duration>, retries: u32) -> String {
+        let mut text = String::with_capacity(128);
+        // Writing to a string cannot fail.
+        let _ = write!(text, "row={}", self.row);
+        if let Some(slot) = self.slot {
+            let _ = write!(text, "; slot={slot}");
+        }
+        let _ = write!(text, "; reason={}; predicted={}", self.reason, self.predicted_cached_tokens);
+        if let Some(cached) = cached {
+            let _ = write!(text, "; cached={cached}");
+        }
+        let queue_ms = queue_wait.unwrap_or_default().as_millis();
+        let _ = write!(text, "; queue_ms={queue_ms}; retries={retries}");
+        if self.resumed > 0 {
+            let _ = write!(text, "; resumed={}", self.resumed);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace() -> RouteTrace {
+        RouteTrace {
+            row: "0193ac00-0000-7000-8000-000000000001".parse().unwrap(),
+            slot: Some(3),
+            reason: "session".into(),
+            predicted_cached_tokens: 812,
+            predicted_wait_ms: 40,
+            resumed: 0,
+            mode: RouteMode::Ttft,
+            session: Some("89abcdef".into()),
+        }
+    }
+
+    #[test]
+    fn the_header_says_what_is_known_and_leaves_out_what_is_not() {
+        let row = "row=0193ac00-0000-7000-8000-000000000001";
+        let waited = Some(Duration::from_micros(12_900));
+        for (slot, resumed, cached, expected) in [
+            (Some(3), 0, Some(800), "; slot=3; reason=session; predicted=812; cached=800; queue_ms=12; retries=1"),
+            (None, 0, None, "; reason=session; predicted=812; queue_ms=12; retries=1"),
+            (None, 2, None, "; reason=session; predicted=812; queue_ms=12; retries=1; resumed=2"),
+        ] {
+            let text = RouteTrace { slot, resumed, ..trace() }.header(cached, waited, 1);
+            assert_eq!(text, format!("{row}{expected}"));
+            assert!(http::HeaderValue::try_from(text).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_as_it_was() {
+        let text = serde_json::to_string(&trace()).unwrap();
+        assert!(text.contains(r#""mode":"ttft""#), "{text}");
+        assert_eq!(serde_json::from_str::<RouteTrace>(&text).unwrap(), trace());
+    }
+}
