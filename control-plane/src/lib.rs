@@ -22,6 +22,7 @@ pub mod reconciler;
 pub mod recorder;
 pub mod registry;
 pub mod route_trace;
+pub mod routing;
 pub mod security;
 pub mod sim_engine;
 pub mod store;

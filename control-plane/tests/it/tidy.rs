@@ -71,6 +71,7 @@ const EDGES: &[(&str, &[&str])] = &[
     // An unknown path is refused as the API refuses it.
     ("console", &["api"]),
     ("lifecycle", &["config", "host"]),
+    ("routing", &[]),
     ("sim_engine", &["host"]),
     ("app", &["*"]),
     ("cli", &["*"]),
