@@ -20,6 +20,8 @@ pub struct SseReader {
     dropping: bool,
     /// The last byte was a carriage return: a newline right behind it belongs to it.
     after_return: bool,
+    /// Events dropped so far.
+    dropped: u64,
 }
 
 impl SseReader {
@@ -43,9 +45,15 @@ impl SseReader {
         }
     }
 
+    /// An event was too large and was left out: what was read is not the whole stream.
+    pub fn has_dropped(&self) -> bool {
+        self.dropped > 0
+    }
+
     fn keep(&mut self, bytes: &[u8]) {
         if self.dropping || self.line.len() + self.data.len() + bytes.len() > MAX_EVENT_BYTES {
             // A dropped line must still be told from a blank one.
+            self.dropped += u64::from(!self.dropping);
             self.dropping = true;
             self.data = Vec::new();
             if !bytes.is_empty() {
@@ -123,6 +131,12 @@ mod tests {
         chunks.extend([&huge[..]; 5]);
         chunks.extend([&b"\ndata: more\n\ndata: ok\n\n"[..]]);
         assert_eq!(events(&chunks), ["ok"]);
+        let mut reader = SseReader::default();
+        assert!(!reader.has_dropped());
+        for chunk in chunks {
+            reader.push(chunk, |_| ());
+        }
+        assert!(reader.has_dropped());
     }
 
     proptest! {
