@@ -12,6 +12,7 @@ pub mod extract;
 pub mod hardware;
 pub mod jobs;
 pub mod keys;
+mod merge;
 pub mod models;
 pub mod openapi;
 pub mod page;

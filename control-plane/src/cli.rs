@@ -77,7 +77,7 @@ pub enum Command {
     /// Server rows: list, create, show, edit, start, stop, restart, delete, logs
     #[command(subcommand)]
     Server(server::ServerCommand),
-    /// API keys: create, list, revoke
+    /// API keys: create, list, edit, revoke
     #[command(subcommand)]
     Key(key::KeyCommand),
     /// Talk to a model in the terminal

@@ -9,6 +9,7 @@
 //! - `admission` who may use an engine now and who waits; `router` which engine (pure)
 //! - `proxy` one call up to its first byte, and what may be tried again
 //! - `body` the rest of the reply; `heartbeat` company for those who wait
+//! - `standing` what a key has left, as headers
 //! - `error` every failure in either dialect; `meter` what the recorder gets
 
 mod admission;
@@ -24,6 +25,7 @@ mod peek;
 mod proxy;
 mod route;
 mod router;
+mod standing;
 #[cfg(test)]
 mod testing;
 
@@ -47,7 +49,7 @@ use self::intake::Intake;
 use self::proxy::Proxy;
 use crate::activator::Activator;
 use crate::config::{Config, GatewayConfig};
-use crate::keys::{Keys, Scope};
+use crate::keys::{Keys, Principal, Scope};
 use crate::recorder::Recorder;
 use crate::registry::{Registry, RowView, Snapshot};
 use crate::telemetry::metrics::Metrics;
@@ -129,8 +131,8 @@ async fn list_models(State(gateway): State<Arc<Gateway>>, uri: Uri, headers: Hea
     let snapshot = gateway.registry.snapshot();
     let reply = match (gateway.keys.authorize(&headers, Scope::Inference), dialect) {
         (Err(denied), _) => Failure::denied(denied).response(dialect),
-        (Ok(_), Dialect::OpenAi) => json(&openai::models(&snapshot)),
-        (Ok(_), Dialect::Anthropic) => json(&anthropic::models(&snapshot)),
+        (Ok(caller), Dialect::OpenAi) => json(&openai::models(&snapshot, &caller)),
+        (Ok(caller), Dialect::Anthropic) => json(&anthropic::models(&snapshot, &caller)),
     };
     with_id(&headers, reply)
 }
@@ -146,7 +148,10 @@ async fn show_model(
     let id = id.map(|Path(id)| id).unwrap_or_default();
     let reply = match (gateway.keys.authorize(&headers, Scope::Inference), snapshot.by_name.get(&id), dialect) {
         (Err(denied), ..) => Failure::denied(denied).response(dialect),
-        (Ok(_), None, _) => Failure::unknown_model(&id, exchange::known(&snapshot).into_iter()).response(dialect),
+        (Ok(caller), None, _) => Failure::unknown_model(&id, exchange::known(&snapshot, Some(&caller)).into_iter()).response(dialect),
+        (Ok(caller), Some(pool), _) if !exchange::may_use(&caller, &id, pool) => {
+            Failure::model_not_allowed(&id, exchange::known(&snapshot, Some(&caller)).into_iter()).response(dialect)
+        }
         (Ok(_), Some(pool), Dialect::OpenAi) => json(&openai::model(&id, pool)),
         (Ok(_), Some(pool), Dialect::Anthropic) => json(&anthropic::model(&id, pool)),
     };
@@ -162,9 +167,9 @@ fn with_id(headers: &HeaderMap, mut response: Response) -> Response {
     response
 }
 
-/// Names that a client may use now or after a wait, in order: those whose rows are not all stopped by their operator.
-fn served(snapshot: &Snapshot) -> impl Iterator<Item = (&str, &[Arc<RowView>])> {
-    exchange::known(snapshot).into_iter().filter_map(|name| {
+/// Names that a caller may use now or after a wait, in order: those whose rows are not all stopped by their operator.
+fn served<'a>(snapshot: &'a Snapshot, caller: &Principal) -> impl Iterator<Item = (&'a str, &'a [Arc<RowView>])> + use<'a> {
+    exchange::known(snapshot, Some(caller)).into_iter().filter_map(|name| {
         let pool = snapshot.by_name.get(name)?;
         pool.iter().any(|row| row.desired_state != DesiredState::Stopped).then_some((name, pool.as_slice()))
     })

@@ -3,14 +3,18 @@
 //! A key is 256 random bits, so its SHA-256 is as safe to keep as a slow hash of a password would be, and
 //! costs a microsecond instead of a tenth of a second. Lookups take no lock and never touch the database;
 //! the last use is noted in memory and written once a minute. A key in clear exists only in the answer
-//! that creates it: nothing here may log or keep one.
+//! that creates it: nothing here may log or keep one. What a key may use (`limits`) is counted here too, before a request
+//! is read and after it has ended; what runs now outlives a change of the limits.
 
+mod limits;
+mod principal;
+mod priority;
 mod token;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
@@ -24,6 +28,10 @@ use crate::host::clock::unix_millis;
 use crate::store::keys::KeyRow;
 use crate::store::{Store, StoreError};
 
+use self::principal::Entry;
+pub use limits::{KeyLimits, Limit, LimitReached, Standing};
+pub use principal::{Principal, Running};
+pub use priority::Priority;
 pub use token::{LocalToken, read_local_token};
 
 /// What a key may do.
@@ -34,13 +42,6 @@ pub enum Scope {
     Inference,
     /// `/api`.
     Admin,
-}
-
-/// The caller.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Principal {
-    /// Id of the key; `None` when no key exists and the server is open on loopback, and for the local token.
-    pub key_id: Option<Uuid>,
 }
 
 /// Why a caller is turned away.
@@ -58,27 +59,6 @@ pub enum Denied {
 }
 
 type Hash = [u8; 32];
-
-/// One living key.
-#[derive(Debug)]
-struct Entry {
-    id: Uuid,
-    inference: bool,
-    admin: bool,
-    /// Unix milliseconds of the last call; 0 = none since the start.
-    last_used: AtomicI64,
-    /// Has a use that is not written yet.
-    dirty: AtomicBool,
-}
-
-impl Entry {
-    const fn may(&self, scope: Scope) -> bool {
-        match scope {
-            Scope::Inference => self.inference,
-            Scope::Admin => self.admin,
-        }
-    }
-}
 
 /// The table of live keys. Lookups take no lock and never touch the database.
 #[derive(Debug)]
@@ -98,11 +78,15 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Takes over what the database says now. Uses not written yet are kept.
+    /// Takes over what the database says now. What keys use at the moment is kept, and so are uses not written yet.
     pub async fn reload(&self, store: &Store) -> Result<(), StoreError> {
         let before = self.table.load_full();
         let living = store.list_keys().await?.into_iter().filter(|row| row.revoked_at.is_none());
-        let table = living.map(|row| (row.hash, before.get(&row.hash).cloned().unwrap_or_else(|| Arc::new(entry(&row))))).collect();
+        let table = living.map(|row| {
+            let known = before.get(&row.hash).inspect(|entry| entry.update(&row)).cloned();
+            (row.hash, known.unwrap_or_else(|| Arc::new(Entry::new(&row))))
+        });
+        let table = table.collect();
         self.table.store(Arc::new(table));
         Ok(())
     }
@@ -121,11 +105,11 @@ impl Keys {
     pub fn authorize(&self, headers: &HeaderMap, scope: Scope) -> Result<Principal, Denied> {
         let table = self.table.load();
         if self.open_when_empty && table.is_empty() {
-            return Ok(Principal { key_id: None });
+            return Ok(Principal::local());
         }
         let hash = hash(presented(headers).ok_or(Denied::Missing)?);
         if self.local == Some(hash) {
-            return Ok(Principal { key_id: None });
+            return Ok(Principal::local());
         }
         let entry = table.get(&hash).ok_or(Denied::Unknown)?;
         if !entry.may(scope) {
@@ -133,7 +117,7 @@ impl Keys {
         }
         entry.last_used.store(unix_millis(), Ordering::Relaxed);
         entry.dirty.store(true, Ordering::Release);
-        Ok(Principal { key_id: Some(entry.id) })
+        Ok(Principal::with(Arc::clone(entry)))
     }
 
     /// Unix milliseconds of the last call with this key since the start, if there was one.
@@ -171,7 +155,7 @@ pub struct NewKey {
 }
 
 /// Makes a key. `scopes` must not be empty.
-pub fn generate(name: &str, scopes: &[Scope]) -> NewKey {
+pub fn generate(name: &str, scopes: &[Scope], limits: KeyLimits) -> NewKey {
     let secret = format!("lb_{}", token::random());
     let row = KeyRow {
         id: Uuid::now_v7(),
@@ -180,6 +164,7 @@ pub fn generate(name: &str, scopes: &[Scope]) -> NewKey {
         prefix: secret.chars().take(8).collect(),
         inference: scopes.contains(&Scope::Inference),
         admin: scopes.contains(&Scope::Admin),
+        limits,
         created_at: unix_millis(),
         last_used_at: None,
         revoked_at: None,
@@ -190,16 +175,6 @@ pub fn generate(name: &str, scopes: &[Scope]) -> NewKey {
 /// The token of the server that uses this data directory, where one runs and this user may read it.
 pub fn local_token_path(data_dir: &Path) -> std::path::PathBuf {
     data_dir.join("admin.token")
-}
-
-fn entry(row: &KeyRow) -> Entry {
-    Entry {
-        id: row.id,
-        inference: row.inference,
-        admin: row.admin,
-        last_used: AtomicI64::new(row.last_used_at.unwrap_or(0)),
-        dirty: AtomicBool::new(false),
-    }
 }
 
 fn hash(key: &str) -> Hash {

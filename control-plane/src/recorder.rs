@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::ids::RowId;
+use crate::keys::Priority;
 use crate::route_trace::RouteTrace;
 use crate::telemetry::metrics::Metrics;
 
@@ -72,6 +73,11 @@ pub struct UsageEvent {
     /// Id of the API key, where one was needed.
     #[schema(value_type = Option<String>)]
     pub key_id: Option<Uuid>,
+    /// Name of that key when the request arrived.
+    #[schema(value_type = Option<String>)]
+    pub key: Option<Arc<str>>,
+    /// Band it waited in.
+    pub priority: Priority,
     /// Why the row was chosen, where one was.
     pub route: Option<RouteTrace>,
 }
@@ -168,6 +174,8 @@ mod tests {
             cached_tokens: 5,
             completion_tokens: 10,
             key_id: None,
+            key: None,
+            priority: Priority::default(),
             route: None,
         }
     }

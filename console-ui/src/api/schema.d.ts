@@ -194,7 +194,8 @@ export interface paths {
         delete: operations["revoke_key"];
         options?: never;
         head?: never;
-        patch?: never;
+        /** Changes the name or the limits of a key at once. */
+        patch: operations["update_key"];
         trace?: never;
     };
     "/api/models": {
@@ -546,6 +547,8 @@ export interface components {
         };
         /** @description A key to create. */
         CreateKey: {
+            /** @description What it may use; left out = no limit. */
+            limits?: components["schemas"]["KeyLimits"];
             /** @description What it is for, 1 to 100 characters. */
             name: string;
             /** @description What it may do; default `inference`. */
@@ -583,6 +586,12 @@ export interface components {
             unreachable?: string | null;
             /** @description Maker. */
             vendor: components["schemas"]["Vendor"];
+        };
+        /** @description Changes of a key. What is left out stays. */
+        EditKey: {
+            limits?: components["schemas"]["KeyLimits"] | null;
+            /** @description What it is for, 1 to 100 characters. */
+            name?: string | null;
         };
         /**
          * @description The kinds of engine Lifeboat drives.
@@ -869,6 +878,8 @@ export interface components {
              * @description RFC 3339.
              */
             last_used_at?: string | null;
+            /** @description What it may use. */
+            limits: components["schemas"]["KeyLimits"];
             /** @description What it is for. */
             name: string;
             /** @description First characters, to recognise it by. */
@@ -880,6 +891,37 @@ export interface components {
             revoked_at?: string | null;
             /** @description What it may do. */
             scopes: components["schemas"]["Scope"][];
+        };
+        /** @description What a key may use. What is left out is not limited. */
+        KeyLimits: {
+            /**
+             * Format: int32
+             * @description Requests at once, waiting ones included.
+             * @default null
+             */
+            concurrent_requests: number | null;
+            /**
+             * @description Public names of the models it may use; empty = all.
+             * @default []
+             */
+            models: string[];
+            /**
+             * @description Highest band of priority that `x-lifeboat-priority` may ask for; `default` if left out.
+             * @default default
+             */
+            priority: components["schemas"]["Priority"];
+            /**
+             * Format: int32
+             * @description Requests that may begin in a minute.
+             * @default null
+             */
+            requests_per_minute: number | null;
+            /**
+             * Format: int32
+             * @description Tokens in a minute: of prompts as far as no cache had them, and of replies. Counted when a reply has ended.
+             * @default null
+             */
+            tokens_per_minute: number | null;
         };
         /** @description What the cache holds, layer by layer. */
         KvLayout: {
@@ -1179,6 +1221,8 @@ export interface components {
                  * @description RFC 3339.
                  */
                 last_used_at?: string | null;
+                /** @description What it may use. */
+                limits: components["schemas"]["KeyLimits"];
                 /** @description What it is for. */
                 name: string;
                 /** @description First characters, to recognise it by. */
@@ -1356,10 +1400,14 @@ export interface components {
                  * @description Time to the first byte of the reply.
                  */
                 first_byte_ms?: number | null;
+                /** @description Name of that key when the request arrived. */
+                key?: string | null;
                 /** @description Id of the API key, where one was needed. */
                 key_id?: string | null;
                 /** @description Public name of the model; `None` = the request named none of ours. */
                 model?: string | null;
+                /** @description Band it waited in. */
+                priority: components["schemas"]["Priority"];
                 /**
                  * Format: int64
                  * @description Prompt tokens, cached ones included; 0 = the engine did not say.
@@ -1401,6 +1449,11 @@ export interface components {
          * @enum {string}
          */
         PrefixReuse: "full" | "window" | "append_only" | "none";
+        /**
+         * @description A band of priority, lowest first.
+         * @enum {string}
+         */
+        Priority: "bulk" | "default" | "interactive" | "system";
         /** @description Where a piece of work stands. */
         Progress: {
             /** @description Whether the units are bytes. */
@@ -1723,10 +1776,14 @@ export interface components {
              * @description Time to the first byte of the reply.
              */
             first_byte_ms?: number | null;
+            /** @description Name of that key when the request arrived. */
+            key?: string | null;
             /** @description Id of the API key, where one was needed. */
             key_id?: string | null;
             /** @description Public name of the model; `None` = the request named none of ours. */
             model?: string | null;
+            /** @description Band it waited in. */
+            priority: components["schemas"]["Priority"];
             /**
              * Format: int64
              * @description Prompt tokens, cached ones included; 0 = the engine did not say.
@@ -2165,6 +2222,48 @@ export interface operations {
                 };
             };
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    update_key: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of the key */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["EditKey"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Key"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

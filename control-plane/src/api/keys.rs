@@ -1,18 +1,21 @@
-//! API keys over REST. The secret is part of exactly one reply: the one that creates it.
+//! API keys over REST. The secret is part of exactly one reply: the one that creates it. A change of name or limits holds
+//! for the next request; what runs goes on.
 
 use axum::Json;
 use axum::extract::{Path, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::error::{ApiError, ErrorEnvelope};
-use super::extract::{Body, Params};
+use super::extract::{Body, Params, not_readable};
+use super::merge::merge;
 use super::page::{Page, PageParams};
 use super::state::ApiState;
 use crate::host::clock::rfc3339;
-use crate::keys::{Scope, generate};
+use crate::keys::{KeyLimits, Scope, generate};
 use crate::security::is_loopback;
 use crate::store::keys::KeyRow;
 
@@ -31,6 +34,8 @@ pub struct Key {
     pub prefix: String,
     /// What it may do.
     pub scopes: Vec<Scope>,
+    /// What it may use.
+    pub limits: KeyLimits,
     /// RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -61,6 +66,20 @@ pub struct CreateKey {
     /// What it may do; default `inference`.
     #[serde(default = "inference_only")]
     pub scopes: Vec<Scope>,
+    /// What it may use; left out = no limit.
+    #[serde(default)]
+    pub limits: KeyLimits,
+}
+
+/// Changes of a key. What is left out stays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EditKey {
+    /// What it is for, 1 to 100 characters.
+    pub name: Option<String>,
+    /// A merge patch: a member replaces, `null` lifts a limit, the rest stays.
+    #[schema(value_type = Option<KeyLimits>)]
+    pub limits: Option<Map<String, Value>>,
 }
 
 fn inference_only() -> Vec<Scope> {
@@ -81,19 +100,43 @@ pub async fn list_keys(State(state): State<ApiState>, Params(page): Params<PageP
     responses((status = 201, body = CreatedKey), (status = 422, body = ErrorEnvelope))
 )]
 pub async fn create_key(State(state): State<ApiState>, Body(wanted): Body<CreateKey>) -> Result<(StatusCode, Json<CreatedKey>), ApiError> {
-    let invalid = |field: &str, message: String| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_field", message).field(field);
-    let name = wanted.name.trim();
-    if name.is_empty() || name.chars().count() > NAME_LIMIT {
-        return Err(invalid("name", format!("name: it must have 1 to {NAME_LIMIT} characters")));
-    }
+    let name = checked_name(&wanted.name)?;
     if wanted.scopes.is_empty() {
-        return Err(invalid("scopes", "scopes: a key without a scope could do nothing".into()).hint("use \"inference\", \"admin\" or both"));
+        return Err(invalid("scopes", "scopes: a key without a scope could do nothing").hint("use \"inference\", \"admin\" or both"));
     }
-    let created = generate(name, &wanted.scopes);
+    check_limits(&wanted.limits)?;
+    let created = generate(name, &wanted.scopes, wanted.limits);
     state.store.create_key(&created.row).await?;
     state.keys.reload(&state.store).await?;
     tracing::info!(key.id = %created.row.id, key.name = name, "created an API key");
     Ok((StatusCode::CREATED, Json(CreatedKey { key: created.secret, stored: shown(&state, created.row) })))
+}
+
+/// Changes the name or the limits of a key at once.
+#[utoipa::path(
+    patch, path = "/keys/{id}", tag = "keys", params(("id" = String, Path, description = "Id of the key")), request_body = EditKey,
+    responses((status = 200, body = Key), (status = 404, body = ErrorEnvelope), (status = 422, body = ErrorEnvelope))
+)]
+pub async fn update_key(State(state): State<ApiState>, Path(id): Path<String>, Body(change): Body<EditKey>) -> Result<Json<Key>, ApiError> {
+    let missing = || ApiError::not_found("living key", &id);
+    let parsed: Uuid = id.parse().map_err(|_| missing())?;
+    let found = state.store.list_keys().await?.into_iter().find(|row| row.id == parsed && row.revoked_at.is_none());
+    let mut row = found.ok_or_else(missing)?;
+    if let Some(name) = &change.name {
+        checked_name(name)?.clone_into(&mut row.name);
+    }
+    if let Some(patch) = change.limits {
+        let mut merged = serde_json::to_value(&row.limits).map_err(|error| ApiError::internal(&error))?;
+        merge(&mut merged, Value::Object(patch));
+        row.limits = serde_json::from_value(merged).map_err(|error| not_readable(&error))?;
+        check_limits(&row.limits)?;
+    }
+    if !state.store.update_key(parsed, &row.name, &row.limits).await? {
+        return Err(missing());
+    }
+    state.keys.reload(&state.store).await?;
+    tracing::info!(key.id = %parsed, key.name = row.name, "changed an API key");
+    Ok(Json(shown(&state, row)))
 }
 
 /// Revokes a key at once and for good.
@@ -118,6 +161,22 @@ pub async fn revoke_key(State(state): State<ApiState>, Path(id): Path<String>) -
     Ok(StatusCode::NO_CONTENT)
 }
 
+fn invalid(field: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_field", message).field(field)
+}
+
+fn checked_name(name: &str) -> Result<&str, ApiError> {
+    let name = name.trim();
+    if name.is_empty() || name.chars().count() > NAME_LIMIT {
+        return Err(invalid("name", format!("name: it must have 1 to {NAME_LIMIT} characters")));
+    }
+    Ok(name)
+}
+
+fn check_limits(limits: &KeyLimits) -> Result<(), ApiError> {
+    limits.check().map_err(|(field, why)| invalid(field, format!("{field}: {why}")))
+}
+
 fn shown(state: &ApiState, row: KeyRow) -> Key {
     let scopes = [(row.inference, Scope::Inference), (row.admin, Scope::Admin)];
     Key {
@@ -125,6 +184,7 @@ fn shown(state: &ApiState, row: KeyRow) -> Key {
         name: row.name,
         prefix: row.prefix,
         scopes: scopes.into_iter().filter_map(|(has, scope)| has.then_some(scope)).collect(),
+        limits: row.limits,
         created_at: rfc3339(row.created_at),
         last_used_at: state.keys.last_used(row.id).or(row.last_used_at).map(rfc3339),
         revoked_at: row.revoked_at.map(rfc3339),

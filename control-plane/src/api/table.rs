@@ -38,7 +38,7 @@ table! { api_routes, api_document:
     models: list_models, pull_model, remove_model, inspect_model;
     models: list_model_folders, register_model_folder, unregister_model_folder;
     engines: list_engines, list_engine_candidates, install_engine, rollback_engine, activate_engine, remove_engine;
-    keys: list_keys, create_key, revoke_key;
+    keys: list_keys, create_key, update_key, revoke_key;
     jobs: list_jobs, find_job, cancel_job;
     events: list_events;
     requests: list_requests;

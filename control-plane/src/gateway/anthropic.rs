@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::route::{Route, Shape};
 use super::router::Class;
+use crate::keys::Principal;
 use crate::registry::{RowView, Snapshot};
 
 /// The header by which a client shows its dialect on routes that both have.
@@ -52,8 +53,8 @@ pub(super) fn model<'a>(id: &'a str, pool: &[Arc<RowView>]) -> Model<'a> {
 }
 
 /// All models as Anthropic lists them.
-pub(super) fn models(snapshot: &Snapshot) -> Models<'_> {
-    let data: Vec<_> = super::served(snapshot).map(|(name, pool)| model(name, pool)).collect();
+pub(super) fn models<'a>(snapshot: &'a Snapshot, caller: &Principal) -> Models<'a> {
+    let data: Vec<_> = super::served(snapshot, caller).map(|(name, pool)| model(name, pool)).collect();
     let (first_id, last_id) = (data.first().map(|model| model.id), data.last().map(|model| model.id));
     Models { data, has_more: false, first_id, last_id }
 }

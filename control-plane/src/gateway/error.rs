@@ -16,7 +16,7 @@ use rand::RngExt as _;
 use super::admission::Refusal;
 use super::intake::IntakeError;
 use super::proxy::Fault;
-use crate::keys::Denied;
+use crate::keys::{Denied, LimitReached};
 use crate::registry::Endpoint;
 
 /// Model names listed in one message.
@@ -74,6 +74,18 @@ impl Failure {
             }
             Denied::Scope => Self::new(ErrorCode::InsufficientScope, "the API key lacks the scope `inference`"),
         }
+    }
+
+    /// The wait is exact, and nobody else is turned away with this one: it is not spread.
+    pub(super) fn limited(reached: &LimitReached) -> Self {
+        let message =
+            format!("{reached}, and that is used up; wait as long as `retry-after` says, or raise the limit (`lifeboat key edit`)");
+        Self { retry_after: Some(reached.retry_after), ..Self::new(ErrorCode::RateLimitExceeded, message) }
+    }
+
+    pub(super) fn model_not_allowed<'a>(asked: &str, allowed: impl Iterator<Item = &'a str>) -> Self {
+        let message = format!("the API key may not use the model `{}` (`lifeboat key edit` changes that); {}", echo(asked), list(allowed));
+        ApiError::new(ErrorCode::ModelNotAllowed, message).with_param("model").into()
     }
 
     pub(super) fn intake(error: &IntakeError) -> Self {

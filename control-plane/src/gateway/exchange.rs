@@ -21,9 +21,10 @@ use super::proxy::outgoing::{Outgoing, strip};
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
 use super::route::{Route, Shape};
 use super::router::Class;
+use super::standing;
 use crate::host::clock;
-use crate::keys::Scope;
-use crate::registry::{Endpoint, Snapshot};
+use crate::keys::{Denied, Principal, Scope};
+use crate::registry::{Endpoint, RowView, Snapshot};
 
 /// Names the request in every reply; the client's own, if it is sane.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -55,8 +56,10 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, reque
     let (id, id_value) = request_id(request.headers());
     let mut meter = Meter::start(Arc::clone(&gateway.recorder), route.path, id);
     let span = meter.span().clone();
+    let caller = gateway.keys.authorize(request.headers(), Scope::Inference);
+    let asking = caller.clone();
     let answering = async move {
-        match prepare(&gateway, route, request, &mut meter).await {
+        match prepare(&gateway, route, request, asking, &mut meter).await {
             Ok(prepared) => answer(gateway, route, prepared, meter).await,
             Err(failure) => {
                 meter.failed(failure.status(route.dialect), &failure);
@@ -66,6 +69,9 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, reque
     };
     let mut response = answering.instrument(span).await.unwrap_or_else(|failure| failure.response(route.dialect));
     response.headers_mut().insert(REQUEST_ID, id_value);
+    if let Ok(caller) = &caller {
+        standing::tell(caller, response.headers_mut());
+    }
     response
 }
 
@@ -79,38 +85,55 @@ struct Prepared {
 }
 
 /// Key, body, model.
-async fn prepare(gateway: &Gateway, route: &Route, request: Request, meter: &mut Meter) -> Result<Prepared, Failure> {
+async fn prepare(
+    gateway: &Gateway,
+    route: &Route,
+    request: Request,
+    caller: Result<Principal, Denied>,
+    meter: &mut Meter,
+) -> Result<Prepared, Failure> {
     let (mut parts, body) = request.into_parts();
-    let caller = gateway.keys.authorize(&parts.headers, Scope::Inference).map_err(Failure::denied)?;
-    meter.called_by(caller.key_id);
+    let caller = caller.map_err(Failure::denied)?;
+    let running = caller.begin().map_err(|reached| Failure::limited(&reached))?;
+    meter.called_by(running, caller.priority(&parts.headers));
     let held = gateway.intake.collect(&parts.headers, body).await.map_err(|error| Failure::intake(&error))?;
     let asked = Asked::read(route.shape, &parts.headers, &held.bytes)?;
     let snapshot = gateway.registry.snapshot();
     let name = match &asked.model {
         Some((name, _)) => name.clone(),
-        None if route.shape == Shape::JsonModelOptional => only_model(&snapshot)?,
-        None => return Err(Failure::missing_model(known(&snapshot).into_iter())),
+        None if route.shape == Shape::JsonModelOptional => only_model(&snapshot, &caller)?,
+        None => return Err(Failure::missing_model(known(&snapshot, Some(&caller)).into_iter())),
     };
-    let Some(pool) = snapshot.by_name.get(&name) else { return Err(Failure::unknown_model(&name, known(&snapshot).into_iter())) };
+    let known = || known(&snapshot, Some(&caller)).into_iter();
+    let Some(pool) = snapshot.by_name.get(&name) else { return Err(Failure::unknown_model(&name, known())) };
+    if !may_use(&caller, &name, pool) {
+        return Err(Failure::model_not_allowed(&name, known()));
+    }
     meter.asked(pool.first().map_or(&name, |row| &row.model_name), asked.stream);
     strip(&mut parts.headers);
     let outgoing = Outgoing { path: route.upstream, query: parts.uri.query().map(str::to_owned), headers: parts.headers };
     Ok(Prepared { asked, name, held, outgoing })
 }
 
-/// All names, in order.
-pub(super) fn known(snapshot: &Snapshot) -> Vec<&str> {
-    let mut names: Vec<_> = snapshot.by_name.keys().map(String::as_str).collect();
+/// All names that this caller may use, in order; without a caller, all there are.
+pub(super) fn known<'a>(snapshot: &'a Snapshot, caller: Option<&Principal>) -> Vec<&'a str> {
+    let allowed = |name: &str, pool: &[Arc<RowView>]| caller.is_none_or(|caller| may_use(caller, name, pool));
+    let mut names: Vec<_> = snapshot.by_name.iter().filter(|(name, pool)| allowed(name, pool)).map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     names
 }
 
-fn only_model(snapshot: &Snapshot) -> Result<String, Failure> {
+/// Whether a caller may use the rows that have this name.
+pub(super) fn may_use(caller: &Principal, name: &str, pool: &[Arc<RowView>]) -> bool {
+    caller.may_use(name, pool.iter().map(|row| row.model_name.as_str()))
+}
+
+fn only_model(snapshot: &Snapshot, caller: &Principal) -> Result<String, Failure> {
     let mut names = snapshot.rows.values().map(|row| &row.model_name);
     let first = names.next();
     match first {
         Some(first) if names.all(|name| name == first) => Ok(first.clone()),
-        _ => Err(Failure::missing_model(known(snapshot).into_iter())),
+        _ => Err(Failure::missing_model(known(snapshot, Some(caller)).into_iter())),
     }
 }
 
@@ -156,9 +179,9 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
                 }
             }
             // Where an engine has failed, its failure says more than the lack of another.
-            Err(refusal) => {
-                last.unwrap_or_else(|| Failure::refused(&refusal, &prepared.name, known(&gateway.registry.snapshot()).into_iter()))
-            }
+            Err(refusal) => last.unwrap_or_else(|| {
+                Failure::refused(&refusal, &prepared.name, known(&gateway.registry.snapshot(), meter.caller()).into_iter())
+            }),
         };
         meter.failed(failure.status(route.dialect), &failure);
         return Err(failure);

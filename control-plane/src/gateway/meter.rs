@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use lifeboat_engines::dialect::Usage;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::admission::Permit;
 use super::error::Failure;
 use crate::host::clock;
+use crate::keys::{Principal, Priority, Running};
 use crate::recorder::{CLIENT_LEFT, Recorder, UsageEvent};
 
 /// One request under measurement. Its drop is the end of the request.
@@ -18,6 +18,8 @@ pub(super) struct Meter {
     arrived: Instant,
     span: tracing::Span,
     event: Option<UsageEvent>,
+    /// Counts the request as one of its key's until its end.
+    running: Option<Running>,
 }
 
 impl Meter {
@@ -41,9 +43,11 @@ impl Meter {
             cached_tokens: 0,
             completion_tokens: 0,
             key_id: None,
+            key: None,
+            priority: Priority::default(),
             route: None,
         };
-        Self { recorder, arrived: Instant::now(), span, event: Some(event) }
+        Self { recorder, arrived: Instant::now(), span, event: Some(event), running: None }
     }
 
     /// When the request arrived.
@@ -68,9 +72,20 @@ impl Meter {
         }
     }
 
-    /// The caller's key.
-    pub(super) fn called_by(&mut self, key_id: Option<Uuid>) {
-        self.set(|event, _| event.key_id = key_id);
+    /// Whose request it is, and in which band.
+    pub(super) fn called_by(&mut self, running: Running, priority: Priority) {
+        let (key_id, key) = (running.caller().key_id(), running.caller().key_name());
+        self.running = Some(running);
+        self.set(|event, _| {
+            event.key_id = key_id;
+            event.key = key;
+            event.priority = priority;
+        });
+    }
+
+    /// Who asked, once that is known.
+    pub(super) fn caller(&self) -> Option<&Principal> {
+        self.running.as_ref().map(Running::caller)
     }
 
     /// What is asked for. Only names of ours may be given here: they become labels.
@@ -104,6 +119,9 @@ impl Meter {
 
     /// The engine says what it used.
     pub(super) fn used(&mut self, usage: Usage) {
+        if let Some(running) = &mut self.running {
+            running.used(usage.prompt_tokens.saturating_sub(usage.cached_tokens) + usage.completion_tokens);
+        }
         self.set(|event, _| {
             event.prompt_tokens = usage.prompt_tokens;
             event.cached_tokens = usage.cached_tokens;

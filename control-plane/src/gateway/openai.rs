@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::route::{Route, Shape};
 use super::router::Class;
+use crate::keys::Principal;
 use crate::registry::{RowView, Snapshot};
 
 const fn route(path: &'static str) -> Route {
@@ -69,7 +70,7 @@ pub(super) fn model<'a>(id: &'a str, pool: &[Arc<RowView>]) -> Model<'a> {
 }
 
 /// All models as OpenAI lists them.
-pub(super) fn models(snapshot: &Snapshot) -> Models<'_> {
-    let data = super::served(snapshot).map(|(name, pool)| model(name, pool)).collect();
+pub(super) fn models<'a>(snapshot: &'a Snapshot, caller: &Principal) -> Models<'a> {
+    let data = super::served(snapshot, caller).map(|(name, pool)| model(name, pool)).collect();
     Models { object: "list", data }
 }

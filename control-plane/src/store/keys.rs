@@ -4,6 +4,7 @@ use uuid::Uuid;
 
 use super::{Store, StoreError};
 use crate::host::clock::unix_millis;
+use crate::keys::KeyLimits;
 
 /// One key as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub struct KeyRow {
     pub inference: bool,
     /// May call `/api`.
     pub admin: bool,
+    /// What it may use.
+    pub limits: KeyLimits,
     /// Unix milliseconds.
     pub created_at: i64,
     /// Unix milliseconds of the last call, to the minute.
@@ -31,11 +34,12 @@ pub struct KeyRow {
 impl Store {
     /// All keys, oldest first, revoked ones included.
     pub async fn list_keys(&self) -> Result<Vec<KeyRow>, StoreError> {
-        let rows =
-            sqlx::query!("SELECT id, name, hash, prefix, inference, admin, created_at, last_used_at, revoked_at FROM keys ORDER BY id")
-                .fetch_all(&self.readers)
-                .await
-                .map_err(StoreError::sql("listing keys"))?;
+        let rows = sqlx::query!(
+            "SELECT id, name, hash, prefix, inference, admin, limits, created_at, last_used_at, revoked_at FROM keys ORDER BY id"
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::sql("listing keys"))?;
         rows.into_iter()
             .map(|row| {
                 Ok(KeyRow {
@@ -49,6 +53,7 @@ impl Store {
                     prefix: row.prefix,
                     inference: row.inference != 0,
                     admin: row.admin != 0,
+                    limits: serde_json::from_str(&row.limits).map_err(StoreError::unreadable("keys", &row.id))?,
                     created_at: row.created_at,
                     last_used_at: row.last_used_at,
                     revoked_at: row.revoked_at,
@@ -59,21 +64,32 @@ impl Store {
 
     /// Keeps a new key.
     pub async fn create_key(&self, key: &KeyRow) -> Result<(), StoreError> {
-        let (id, hash) = (key.id.to_string(), key.hash.as_slice());
+        let (id, hash, limits) = (key.id.to_string(), key.hash.as_slice(), written(&key.limits));
         sqlx::query!(
-            "INSERT INTO keys (id, name, hash, prefix, inference, admin, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO keys (id, name, hash, prefix, inference, admin, limits, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             id,
             key.name,
             hash,
             key.prefix,
             key.inference,
             key.admin,
+            limits,
             key.created_at
         )
         .execute(&self.writer)
         .await
         .map_err(StoreError::sql("creating a key"))?;
         Ok(())
+    }
+
+    /// Gives a living key another name and other limits; false if there is none.
+    pub async fn update_key(&self, id: Uuid, name: &str, limits: &KeyLimits) -> Result<bool, StoreError> {
+        let (id, limits) = (id.to_string(), written(limits));
+        let done = sqlx::query!("UPDATE keys SET name = ?, limits = ? WHERE id = ? AND revoked_at IS NULL", name, limits, id)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::sql("changing a key"))?;
+        Ok(done.rows_affected() > 0)
     }
 
     /// Ends a key for good; false if there is no such living key.
@@ -98,4 +114,9 @@ impl Store {
         }
         transaction.commit().await.map_err(StoreError::sql("recording the use of keys"))
     }
+}
+
+/// The limits as they are stored. Plain numbers, words and lists of them: writing them cannot fail.
+fn written(limits: &KeyLimits) -> String {
+    serde_json::to_string(limits).unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::ids::{Generation, RowId};
-use crate::keys::{Scope, generate};
+use crate::keys::{KeyLimits, Scope, generate};
 use crate::registry::{RowState, RowStatus};
 
 fn spec(name: &str) -> EngineSpec {
@@ -127,8 +127,8 @@ async fn an_older_binary_refuses_a_newer_schema_names_both_and_changes_nothing()
     store.close().await;
     let path = dir.path().join("lifeboat.db");
     let error = Store::open(&path).await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 9, known: 1 }), "{error:?}");
-    assert!(error.to_string().contains("schema 9") && error.to_string().contains("knows 1"));
+    assert!(matches!(error, StoreError::NewerSchema { found: 9, known: 2 }), "{error:?}");
+    assert!(error.to_string().contains("schema 9") && error.to_string().contains("knows 2"));
     let raw = SqlitePoolOptions::new().connect_with(SqliteConnectOptions::new().filename(&path)).await.unwrap();
     let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM servers WHERE id = ?").bind(row.id.to_string()).fetch_one(&raw).await.unwrap();
     assert_eq!(kept, 1);
@@ -163,7 +163,7 @@ async fn a_row_somebody_broke_by_hand_is_named() {
 #[tokio::test]
 async fn keys_are_kept_by_their_hash_and_listed_after_they_are_revoked() {
     let (dir, store) = store().await;
-    let key = generate("laptop", &[Scope::Admin, Scope::Inference]);
+    let key = generate("laptop", &[Scope::Admin, Scope::Inference], KeyLimits::default());
     store.create_key(&key.row).await.unwrap();
     assert_eq!(store.list_keys().await.unwrap(), std::slice::from_ref(&key.row));
     store.revoke_key(key.row.id).await.unwrap();

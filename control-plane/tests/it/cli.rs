@@ -43,6 +43,7 @@ fn help_of_each_command() {
         &["engine", "install"],
         &["model"],
         &["key", "create"],
+        &["key", "edit"],
         &["chat"],
     ];
     for command in commands {

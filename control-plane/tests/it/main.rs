@@ -17,6 +17,7 @@ mod crash;
 mod engines;
 mod gateway;
 mod handover;
+mod limits;
 mod on_demand;
 mod pull;
 mod real_engine;

@@ -44,9 +44,15 @@ fn run(command: &mut std::process::Command) {
 
 /// Runs a script against a server. With a key it tries a wrong one too.
 async fn check(app: &TestApp, script: &str, model: &str, context: u32) {
+    let mut arguments = vec![app.url(""), model.to_owned(), context.to_string()];
+    arguments.extend(app.key.clone());
+    run_script(script, &arguments).await;
+}
+
+async fn run_script(script: &str, arguments: &[String]) {
     let python = tokio::task::spawn_blocking(python).await.unwrap();
     let mut command = command(python);
-    command.arg(scripts().join(script)).arg(app.url("")).arg(model).arg(context.to_string()).args(&app.key);
+    command.arg(scripts().join(script)).args(arguments);
     tokio::task::spawn_blocking(move || run(&mut command)).await.unwrap();
 }
 
@@ -76,4 +82,14 @@ async fn both_packages_work_with_a_key_and_are_told_of_a_wrong_one() {
     for script in ["openai_package.py", "anthropic_package.py"] {
         check(&app, script, "chat", 4096).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_openai_package_sees_a_limit_as_such_and_waits_as_it_is_told() {
+    let mut app = TestApp::start().await;
+    app.create_key().await;
+    app.ready_sim_row("slow", &["--tokens", "4000", "--decode-us-per-token", "50000", "--prefill-us-per-char", "0"]).await;
+    let wanted = serde_json::json!({"name": "one", "limits": {"concurrent_requests": 1}});
+    let (_, key) = app.call(reqwest::Method::POST, "/api/keys", Some(&wanted)).await;
+    run_script("limited_key.py", &[app.url(""), "slow".to_owned(), key["key"].as_str().unwrap().to_owned()]).await;
 }

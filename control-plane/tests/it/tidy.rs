@@ -34,11 +34,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ("jobs", &["events", "host", "progress"]),
     ("keys", &["host", "store"]),
     ("security", &["config", "keys"]),
-    ("store", &["host", "ids", "registry"]),
+    // Keys read what is stored of them, and what is stored of their limits is the limits' own type.
+    ("store", &["host", "ids", "keys", "registry"]),
     ("download", &["config", "host", "progress"]),
     // A recorder hands the metrics what happened; the metrics know the type of it.
     ("telemetry", &["config", "recorder", "registry"]),
-    ("recorder", &["host", "ids", "route_trace", "store", "telemetry"]),
+    ("recorder", &["host", "ids", "keys", "route_trace", "store", "telemetry"]),
     ("guard", &["host"]),
     // A build is proved by an engine process that is watched as any other: `supervisor::{child, probe, stall}`.
     ("engines", &["config", "download", "guard", "host", "jobs", "models", "progress", "store", "supervisor"]),

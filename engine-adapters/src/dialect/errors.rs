@@ -31,6 +31,8 @@ pub enum ErrorCode {
     UnknownHost,
     /// The browser's origin is not allowed.
     ForbiddenOrigin,
+    /// The key may not use this model.
+    ModelNotAllowed,
     /// No row answers to this model name.
     ModelNotFound,
     /// No such path.
@@ -43,8 +45,10 @@ pub enum ErrorCode {
     BodyTooLarge,
     /// The prompt is longer than the context.
     ContextLengthExceeded,
-    /// Too many requests of this caller.
+    /// The engine has too many requests.
     RateLimited,
+    /// The caller's key has used up one of its limits.
+    RateLimitExceeded,
     /// The queue of this model is full.
     QueueFull,
     /// No slot became free in time.
@@ -57,18 +61,21 @@ pub enum ErrorCode {
     UpstreamFailed,
     /// The engine did not answer in time.
     UpstreamTimeout,
+    /// The operator ended the request.
+    Cancelled,
     /// A fault of Lifeboat's own.
     Internal,
 }
 
 /// Code, HTTP status, OpenAI type, Anthropic type.
-pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 20] = [
+pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 23] = [
     (ErrorCode::InvalidRequest, "invalid_request", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidJson, "invalid_json", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidApiKey, "invalid_api_key", 401, "authentication_error", "authentication_error"),
     (ErrorCode::InsufficientScope, "insufficient_scope", 403, "permission_error", "permission_error"),
     (ErrorCode::UnknownHost, "unknown_host", 421, "permission_error", "permission_error"),
     (ErrorCode::ForbiddenOrigin, "forbidden_origin", 403, "permission_error", "permission_error"),
+    (ErrorCode::ModelNotAllowed, "model_not_allowed", 403, "permission_error", "permission_error"),
     (ErrorCode::ModelNotFound, "model_not_found", 404, "invalid_request_error", "not_found_error"),
     (ErrorCode::NotFound, "not_found", 404, "invalid_request_error", "not_found_error"),
     (ErrorCode::MethodNotAllowed, "method_not_allowed", 405, "invalid_request_error", "invalid_request_error"),
@@ -76,12 +83,14 @@ pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 20] = [
     (ErrorCode::BodyTooLarge, "body_too_large", 413, "invalid_request_error", "request_too_large"),
     (ErrorCode::ContextLengthExceeded, "context_length_exceeded", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::RateLimited, "rate_limited", 429, "rate_limit_error", "rate_limit_error"),
+    (ErrorCode::RateLimitExceeded, "rate_limit_exceeded", 429, "rate_limit_error", "rate_limit_error"),
     (ErrorCode::QueueFull, "queue_full", 429, "rate_limit_error", "rate_limit_error"),
     (ErrorCode::QueueTimeout, "queue_timeout", 503, "overloaded_error", "overloaded_error"),
     (ErrorCode::Overloaded, "overloaded", 503, "overloaded_error", "overloaded_error"),
     (ErrorCode::NoReadyRow, "no_ready_row", 503, "overloaded_error", "overloaded_error"),
     (ErrorCode::UpstreamFailed, "upstream_failed", 502, "server_error", "api_error"),
     (ErrorCode::UpstreamTimeout, "upstream_timeout", 504, "server_error", "timeout_error"),
+    (ErrorCode::Cancelled, "cancelled", 410, "request_cancelled", "api_error"),
     (ErrorCode::Internal, "internal", 500, "server_error", "api_error"),
 ];
 

@@ -1,11 +1,11 @@
-//! JSON merge patch (RFC 7396) on a row's specification: a member replaces, `null` gives a field back to
-//! "auto". `generation` is not a field of the row but the generation the caller has seen.
+//! A merge patch on a row's specification: a member replaces, `null` gives a field back to "auto". `generation` is not a field of the row but the generation the caller has seen.
 
 use lifeboat_engines::spec::EngineSpec;
 use serde_json::{Map, Value};
 
 use crate::api::error::ApiError;
 use crate::api::extract::not_readable;
+use crate::api::merge::merge;
 use crate::ids::Generation;
 
 /// Takes `generation` out of a patch.
@@ -20,24 +20,6 @@ pub fn apply(spec: &EngineSpec, patch: Map<String, Value>) -> Result<EngineSpec,
     let mut merged = serde_json::to_value(spec).map_err(|error| ApiError::internal(&error))?;
     merge(&mut merged, Value::Object(patch));
     serde_json::from_value(merged).map_err(|error| not_readable(&error))
-}
-
-fn merge(target: &mut Value, patch: Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch;
-        return;
-    };
-    if !target.is_object() {
-        *target = Value::Object(Map::new());
-    }
-    let Value::Object(target) = target else { return };
-    for (name, value) in patch {
-        if value.is_null() {
-            target.remove(&name);
-        } else {
-            merge(target.entry(name).or_insert(Value::Null), value);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::registry::Endpoint;
 
 /// Headers that concern one connection only, that identify the client to us, or that would change what comes back.
 /// `X-Conversation-Id` makes llama-server go on generating after a disconnect; a compressed reply could not be read.
-const NOT_FORWARDED: [HeaderName; 22] = [
+const NOT_FORWARDED: [HeaderName; 23] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -37,6 +37,7 @@ const NOT_FORWARDED: [HeaderName; 22] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
     HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("x-lifeboat-priority"),
 ];
 
 /// Takes what an engine may not see out of a client's headers.
