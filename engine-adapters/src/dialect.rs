@@ -4,19 +4,28 @@
 //! copy, within bounds. Where they do not, a translation is built, and what it only hands on stays as it was written.
 //!
 //! - [`aggregate`] a streamed reply -> the document of one that is not streamed
+//! - `chat` the shapes of chat completions, by which all others are translated
 //! - [`errors`] one error type -> the object each dialect's clients expect, with stable codes
+//! - [`from_chat`] a chat stream -> the stream of another dialect
+//! - [`messages`] Anthropic's Messages <-> chat completions
 //! - [`request`] the few fields of a request that Lifeboat needs, and the splice of `model`
 //! - [`sse`] events of a stream, split on the copy
 //! - [`usage`] tokens, timings, end and failure of a reply
 
 pub mod aggregate;
+mod chat;
 pub mod errors;
+pub mod from_chat;
+pub mod messages;
+mod node;
 mod raw;
 pub mod request;
 pub mod sse;
 pub mod usage;
 
 pub use aggregate::Aggregate;
+pub use chat::Flavor;
 pub use errors::{ApiError, Dialect, ErrorCode};
+pub use from_chat::FromChat;
 pub use request::{Peek, PeekError, peek, splice_model};
 pub use usage::{BodyReader, StreamReader, Usage};

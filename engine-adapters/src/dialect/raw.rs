@@ -95,6 +95,11 @@ impl Object {
         }
     }
 
+    /// All fields in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &RawValue)> {
+        self.0.iter().map(|(name, value)| (name.as_ref(), value.as_ref()))
+    }
+
     /// Takes a field out.
     pub(super) fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
         let at = self.0.iter().position(|(field, _)| field == name)?;

@@ -1,0 +1,158 @@
+//! A chat stream in the client's own dialect, event by event.
+//!
+//! The gateway pushes what comes from the engine and sends on what it gets. Nothing is held back but a cut event. Either
+//! the last events say that the reply is complete, or an error event does; never both, and never neither once
+//! [`FromChat::close`] was called on a stream that ended in order.
+
+use serde::Serialize;
+
+use super::chat::{Chunk, Event};
+use super::sse::SseReader;
+use super::{ApiError, ErrorCode, Usage, messages};
+
+/// One reply on its way.
+#[derive(Debug)]
+pub struct FromChat {
+    events: SseReader,
+    writer: Writer,
+    state: State,
+    has_output: bool,
+}
+
+#[derive(Debug)]
+enum Writer {
+    Messages(messages::events::Writer),
+}
+
+#[derive(Debug)]
+enum State {
+    Running,
+    Finished,
+    Failed(ApiError),
+}
+
+impl FromChat {
+    /// A message named `id`, under the model's name as the client asked.
+    pub fn messages(id: String, model: String) -> Self {
+        Self::new(Writer::Messages(messages::events::Writer::new(id, model)))
+    }
+
+    fn new(writer: Writer) -> Self {
+        Self { events: SseReader::default(), writer, state: State::Running, has_output: false }
+    }
+
+    /// Takes the next bytes of the chat and appends the events they become.
+    pub fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) {
+        let Self { events, writer, state, has_output } = self;
+        events.push(chunk, |data| {
+            if !matches!(state, State::Running) {
+                return;
+            }
+            let failed = match Event::read(data) {
+                Event::Chunk(chunk) => {
+                    let before = out.len();
+                    let taken = writer.chunk(&chunk, out);
+                    *has_output = *has_output || out.len() > before;
+                    taken
+                }
+                Event::Done => {
+                    if writer.has_ended() {
+                        writer.finish(out);
+                        *state = State::Finished;
+                        Ok(())
+                    } else {
+                        Err(ApiError::new(ErrorCode::UpstreamFailed, "the engine's reply broke off"))
+                    }
+                }
+                Event::Error(error) => Err(error),
+                Event::Nothing => Ok(()),
+            };
+            if let Err(error) = failed {
+                writer.fail(&error, out);
+                *state = State::Failed(error);
+            }
+        });
+        if events.has_dropped() && matches!(state, State::Running) {
+            let error = ApiError::new(ErrorCode::UpstreamFailed, "the engine sent an event that is too large");
+            writer.fail(&error, out);
+            *state = State::Failed(error);
+        }
+    }
+
+    /// The chat stream has ended in order. A reply that said its end without the stream's end marker is complete too.
+    pub fn close(&mut self, out: &mut Vec<u8>) {
+        if matches!(self.state, State::Running) && self.writer.has_ended() {
+            self.writer.finish(out);
+            self.state = State::Finished;
+        }
+    }
+
+    /// The last events were written: the reply is whole.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.state, State::Finished)
+    }
+
+    /// The error event was written.
+    pub fn error(&self) -> Option<&ApiError> {
+        if let State::Failed(error) = &self.state { Some(error) } else { None }
+    }
+
+    /// A piece of the reply itself was written.
+    pub fn has_output(&self) -> bool {
+        self.has_output
+    }
+
+    /// Tokens as far as they are known.
+    pub fn usage(&self) -> Usage {
+        let tokens = self.writer.tokens();
+        Usage {
+            prompt_tokens: tokens.prompt,
+            cached_tokens: tokens.cached,
+            completion_tokens: tokens.completion,
+            prompt_ms: None,
+            decode_ms: None,
+        }
+    }
+}
+
+impl Writer {
+    fn chunk(&mut self, chunk: &Chunk, out: &mut Vec<u8>) -> Result<(), ApiError> {
+        match self {
+            Self::Messages(writer) => writer.chunk(chunk, out),
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self {
+            Self::Messages(writer) => writer.has_ended(),
+        }
+    }
+
+    fn tokens(&self) -> super::chat::Tokens {
+        match self {
+            Self::Messages(writer) => writer.tokens(),
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        match self {
+            Self::Messages(writer) => writer.finish(out),
+        }
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        match self {
+            Self::Messages(_) => messages::events::Writer::fail(error, out),
+        }
+    }
+}
+
+/// Appends one server-sent event with a name. All that is written is plain, so it cannot fail.
+pub(super) fn write_event<T: Serialize>(out: &mut Vec<u8>, name: &str, data: &T) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
+    // A failure would leave the event cut, which clients skip.
+    _ = serde_json::to_writer(&mut *out, data);
+    out.extend_from_slice(b"\n\n");
+}
