@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Number;
 
 use super::errors::ApiError;
+use super::resume::{Generation, Transcript};
 use super::sse::SseReader;
 
 /// What a reply took.
@@ -202,6 +203,7 @@ fn value_of<'a, T: Deserialize<'a>>(bytes: &'a [u8], name: &[u8]) -> Option<T> {
 pub struct StreamReader {
     events: SseReader,
     seen: Seen,
+    transcript: Option<Box<Transcript>>,
 }
 
 #[derive(Debug, Default)]
@@ -215,8 +217,23 @@ struct Seen {
 impl StreamReader {
     /// Takes the next bytes of the stream.
     pub fn push(&mut self, chunk: &[u8]) {
-        let seen = &mut self.seen;
-        self.events.push(chunk, |data| seen.event(data));
+        let Self { events, seen, transcript } = self;
+        events.push(chunk, |data| {
+            seen.event(data);
+            if let Some(transcript) = transcript {
+                transcript.event(data);
+            }
+        });
+    }
+
+    /// Keeps the text of the reply from here on, up to a bound, so that another engine can go on with it.
+    pub fn keep_text(&mut self, generation: Generation, limit: usize) {
+        self.transcript = Some(Box::new(Transcript::new(generation, limit)));
+    }
+
+    /// What was said so far, where it is kept. An event that could not be read spoils it.
+    pub fn transcript(&self) -> Option<&Transcript> {
+        self.transcript.as_deref().filter(|_| !self.events.has_dropped())
     }
 
     /// What the engine has told so far.
