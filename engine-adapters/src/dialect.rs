@@ -9,6 +9,7 @@
 //! - [`from_chat`] a chat stream -> the stream of another dialect
 //! - [`messages`] Anthropic's Messages <-> chat completions
 //! - [`request`] the few fields of a request that Lifeboat needs, and the splice of `model`
+//! - [`responses`] OpenAI's Responses <-> chat completions
 //! - [`resume`] the rest of a reply from another engine
 //! - [`sse`] events of a stream, split on the copy
 //! - [`usage`] tokens, timings, end and failure of a reply
@@ -21,6 +22,7 @@ pub mod messages;
 mod node;
 mod raw;
 pub mod request;
+pub mod responses;
 pub mod resume;
 pub mod sse;
 pub mod usage;

@@ -1,4 +1,4 @@
-//! Puts a streamed chat or text completion together into the document the engine gives for `stream: false`.
+//! Puts a streamed chat, text completion or response together into the document the engine gives for `stream: false`.
 //!
 //! llama-server notices a vanished client only on streams, so it is always asked for one; a client that did not ask for
 //! a stream gets this document instead. Fields, their order and every number are the engine's own: a test compares with
@@ -31,6 +31,8 @@ struct Reply {
     choices: BTreeMap<u64, Choice>,
     /// The choice the last event was about: usage comes behind its choice's end, in an event without any.
     current: u64,
+    /// A response tells itself whole in its last event.
+    response: Option<Box<RawValue>>,
     done: bool,
     error: Option<ApiError>,
     /// Bytes of the reply's own text.
@@ -116,6 +118,9 @@ impl Aggregate {
         if let Some(error) = reply.error {
             return Err(error);
         }
+        if let Some(response) = reply.response {
+            return Ok(response.get().as_bytes().to_vec());
+        }
         if !reply.done || reply.choices.is_empty() || reply.choices.values().any(|choice| choice.finish_reason.is_none()) {
             return Err(broken("the engine's reply broke off"));
         }
@@ -157,6 +162,20 @@ impl Reply {
         };
         if let Some(error) = fields.get("error") {
             self.error = Some(stream_error(data, error));
+            return;
+        }
+        if let Some(response) = fields.get("response") {
+            match fields.get("type").and_then(string).as_deref() {
+                Some("response.completed" | "response.incomplete") => {
+                    self.response = Some(response.to_owned());
+                    self.done = true;
+                }
+                Some("response.failed") => {
+                    let error = serde_json::from_str::<Fields<'_>>(response.get()).ok().and_then(|fields| fields.get("error"));
+                    self.error = Some(ApiError::from_engine(500, format!("{{\"error\":{}}}", error.unwrap_or(RawValue::NULL)).as_bytes()));
+                }
+                _ => {}
+            }
             return;
         }
         for choice in fields.get("choices").map(objects).unwrap_or_default() {

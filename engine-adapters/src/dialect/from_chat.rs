@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::chat::{Chunk, Event};
 use super::sse::SseReader;
-use super::{ApiError, ErrorCode, Usage, messages};
+use super::{ApiError, ErrorCode, Usage, messages, responses};
 
 /// One reply on its way.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ pub struct FromChat {
 #[derive(Debug)]
 enum Writer {
     Messages(messages::events::Writer),
+    Responses(responses::events::Writer),
 }
 
 #[derive(Debug)]
@@ -35,6 +36,11 @@ impl FromChat {
     /// A message named `id`, under the model's name as the client asked.
     pub fn messages(id: String, model: String) -> Self {
         Self::new(Writer::Messages(messages::events::Writer::new(id, model)))
+    }
+
+    /// A response, which may have `limit` bytes of text.
+    pub fn responses(head: responses::Head, limit: usize) -> Self {
+        Self::new(Writer::Responses(responses::events::Writer::new(head, limit)))
     }
 
     fn new(writer: Writer) -> Self {
@@ -87,6 +93,14 @@ impl FromChat {
         }
     }
 
+    /// The reply cannot go on, for a reason that the stream itself does not tell. Nothing once it has ended.
+    pub fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        if matches!(self.state, State::Running) {
+            self.writer.fail(error, out);
+            self.state = State::Failed(error.clone());
+        }
+    }
+
     /// The last events were written: the reply is whole.
     pub fn is_finished(&self) -> bool {
         matches!(self.state, State::Finished)
@@ -119,30 +133,35 @@ impl Writer {
     fn chunk(&mut self, chunk: &Chunk, out: &mut Vec<u8>) -> Result<(), ApiError> {
         match self {
             Self::Messages(writer) => writer.chunk(chunk, out),
+            Self::Responses(writer) => writer.chunk(chunk, out),
         }
     }
 
     fn has_ended(&self) -> bool {
         match self {
             Self::Messages(writer) => writer.has_ended(),
+            Self::Responses(writer) => writer.has_ended(),
         }
     }
 
     fn tokens(&self) -> super::chat::Tokens {
         match self {
             Self::Messages(writer) => writer.tokens(),
+            Self::Responses(writer) => writer.tokens(),
         }
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
         match self {
             Self::Messages(writer) => writer.finish(out),
+            Self::Responses(writer) => writer.finish(out),
         }
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         match self {
             Self::Messages(_) => messages::events::Writer::fail(error, out),
+            Self::Responses(writer) => writer.fail(error, out),
         }
     }
 }

@@ -138,6 +138,25 @@ fn a_stream_that_does_not_say_that_it_is_complete_is_no_reply() {
 }
 
 #[test]
+fn a_response_is_what_its_last_event_tells() {
+    let events = |last: &str| {
+        format!(
+            "event: response.created\ndata: {{\"type\":\"response.created\",\"response\":{{}}}}\n\nevent: x\ndata: {{\"type\":\"response.output_text.delta\",\"delta\":\"a\"}}\n\nevent: x\ndata: {last}\n\n"
+        )
+    };
+    let whole_text = events(r#"{"type":"response.completed","response":{"id":"resp_1","output":[1.10]}}"#);
+    assert_eq!(whole(whole_text.as_bytes(), 9).unwrap(), br#"{"id":"resp_1","output":[1.10]}"#);
+    let failed = events(r#"{"type":"response.failed","response":{"error":{"code":"server_error","message":"boom"}}}"#);
+    assert_eq!(whole(failed.as_bytes(), 9).unwrap_err().message, "boom");
+    assert!(whole(&whole_text.as_bytes()[..100], 9).is_err());
+    let recorded = whole(include_bytes!("../../../tests/golden/b11549/responses.sse"), 64).unwrap();
+    let recorded: Value = serde_json::from_slice(&recorded).unwrap();
+    let document: Value = serde_json::from_str(include_str!("../../../tests/golden/b11549/responses.json")).unwrap();
+    assert_eq!(recorded["output"][0]["content"], document["output"][0]["content"]);
+    assert_eq!(recorded["status"], document["status"]);
+}
+
+#[test]
 fn a_reply_beyond_the_limit_is_given_up() {
     let piece = stream(&[delta(json!({"content": "x".repeat(1000)}))]);
     let piece = &piece[..piece.len() - 14];
