@@ -22,6 +22,7 @@ pub mod servers;
 pub mod state;
 pub mod status;
 mod table;
+pub mod usage;
 
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;

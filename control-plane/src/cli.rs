@@ -18,6 +18,7 @@ pub mod key;
 pub mod model;
 pub mod output;
 pub mod reach;
+pub mod requests;
 pub mod serve;
 pub mod server;
 pub mod settings;
@@ -80,6 +81,10 @@ pub enum Command {
     /// API keys: create, list, edit, revoke
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Show what was asked and how it went, what is under way, and end it
+    Requests(Box<requests::RequestsArgs>),
+    /// Show what each key used, by day and model
+    Usage(requests::UsageArgs),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
     /// Show the version
@@ -127,6 +132,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
             Command::Model(command) => model::run(&global, command).await,
             Command::Server(command) => server::run(&global, command).await,
             Command::Key(command) => key::run(&global, command).await,
+            Command::Requests(args) => requests::run(&global, *args).await,
+            Command::Usage(args) => requests::run_usage(&global, args).await,
             Command::Chat(args) => chat::run(&global, args).await,
             Command::Version | Command::Completions(_) => Ok(()),
         }

@@ -149,8 +149,12 @@ pub struct GatewayConfig {
     pub retry_notice: Duration,
     /// A reply that is no stream is held back up to this size, so that a torn one can be tried again. Default 16 MiB.
     pub reply_buffer_bytes: usize,
-    /// Finished requests kept in memory for the console. Default 1000.
-    pub recent_requests: usize,
+    /// Finished requests kept in the request log. Default 200,000 (about 100 MB).
+    pub request_log_max_rows: u64,
+    /// Days they are kept. Default 14.
+    pub request_log_max_days: u32,
+    /// Days for which the sums of what each key used are kept. Default 400.
+    pub usage_max_days: u32,
 }
 
 impl Default for GatewayConfig {
@@ -171,7 +175,9 @@ impl Default for GatewayConfig {
             retries: 2,
             retry_notice: Duration::from_secs(2),
             reply_buffer_bytes: 16 << 20,
-            recent_requests: 1000,
+            request_log_max_rows: 200_000,
+            request_log_max_days: 14,
+            usage_max_days: 400,
         }
     }
 }

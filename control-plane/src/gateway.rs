@@ -10,8 +10,10 @@
 //! - `proxy` one call up to its first byte, and what may be tried again
 //! - `body` the rest of the reply; `heartbeat` company for those who wait
 //! - `standing` what a key has left, as headers
+//! - `active` the requests under way, and how one is ended
 //! - `error` every failure in either dialect; `meter` what the recorder gets
 
+pub mod active;
 mod admission;
 mod anthropic;
 mod body;
@@ -43,6 +45,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::active::ActiveRequests;
 use self::admission::Admission;
 use self::error::Failure;
 use self::intake::Intake;
@@ -69,6 +72,8 @@ pub struct GatewayDeps {
     pub metrics: Arc<Metrics>,
     /// Takes usage events.
     pub recorder: Arc<Recorder>,
+    /// Requests under way.
+    pub active: Arc<ActiveRequests>,
     /// Holds every task.
     pub tracker: TaskTracker,
     /// Hard stop. Connections to engines end with the calls on them, idle ones with the routes.
@@ -85,6 +90,7 @@ struct Gateway {
     proxy: Arc<Proxy>,
     intake: Arc<Intake>,
     recorder: Arc<Recorder>,
+    active: Arc<ActiveRequests>,
 }
 
 /// The routes of the data plane. Starts the task that follows the registry on the given tracker.
@@ -100,6 +106,7 @@ pub fn router(deps: GatewayDeps) -> Router {
         keys: deps.keys,
         admission,
         recorder: deps.recorder,
+        active: deps.active,
     });
     let mut router = Router::new();
     for route in openai::ROUTES.iter().chain(&anthropic::ROUTES) {

@@ -2,24 +2,31 @@
 //!
 //! The channel is bounded and [`Recorder::record`] never waits: where the recorder is behind, an event is dropped and
 //! counted, because accounting must not slow down or fail a reply. One task takes events in batches, feeds the metrics
-//! and keeps the last ones in memory for the console. It never sees a prompt or a key, only a key's id.
+//! and writes them to the database, at most once a second unless a reader asks: one transaction of two statements,
+//! whatever the number of events. A disk that is full costs lines of the log, which are counted, and nothing else; sums are
+//! kept until they can be written. A `kill -9` costs the last second. It never sees a prompt or a key, only a key's id and
+//! name.
 
-use std::collections::VecDeque;
+mod batch;
+mod event;
+#[cfg(test)]
+pub(crate) mod testing;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use utoipa::ToSchema;
-use uuid::Uuid;
 
-use crate::ids::RowId;
-use crate::keys::Priority;
-use crate::route_trace::RouteTrace;
+use self::batch::Batch;
+use crate::host::clock::unix_millis;
+use crate::store::requests::Keep;
+use crate::store::{Store, StoreError};
 use crate::telemetry::metrics::Metrics;
+
+pub use event::{CLIENT_LEFT, UsageEvent};
 
 /// Events that may wait for the recorder.
 const CHANNEL: usize = 4096;
@@ -27,186 +34,288 @@ const CHANNEL: usize = 4096;
 const BATCH: usize = 256;
 /// Pause between two batches: waking a task for every request would cost more than the rest of its accounting.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The status of a request whose client left before the reply was done.
-pub const CLIENT_LEFT: u16 = 499;
+/// Longest time an event waits for the database.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// Lines that are written without waiting that long.
+const WRITE_AT: usize = 2000;
+/// How often old lines are looked for where none is written.
+const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+/// Longest a reader waits for what has just ended.
+const FLUSH: Duration = Duration::from_secs(2);
+/// Milliseconds of a day.
+const DAY: i64 = 24 * 3600 * 1000;
 
-/// One finished request.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct UsageEvent {
-    /// Unix time of the arrival, milliseconds.
-    pub at: i64,
-    /// The id every reply carries in `x-request-id`.
-    pub request_id: String,
-    /// Row that answered, where one did.
-    #[schema(value_type = Option<String>)]
-    pub row: Option<RowId>,
-    /// Public name of the model; `None` = the request named none of ours.
-    pub model: Option<String>,
-    /// Route, for example `/v1/chat/completions`.
-    pub endpoint: &'static str,
-    /// Status sent; 499 = the client left first. A stream that broke half way keeps its 200 and sets `error`.
-    pub status: u16,
-    /// Code of the error, where there was one.
-    pub error: Option<String>,
-    /// Whether the client asked for a stream.
-    pub streamed: bool,
-    /// Attempts repeated because an engine failed before its first byte.
-    pub retries: u32,
-    /// Time to the slot.
-    #[serde(rename = "queue_wait_ms", serialize_with = "millis")]
-    #[schema(value_type = Option<f64>)]
-    pub queue_wait: Option<Duration>,
-    /// Time to the first byte of the reply.
-    #[serde(rename = "first_byte_ms", serialize_with = "millis")]
-    #[schema(value_type = Option<f64>)]
-    pub first_byte: Option<Duration>,
-    /// Time to the last byte.
-    #[serde(rename = "total_ms", serialize_with = "total_millis")]
-    #[schema(value_type = f64)]
-    pub total: Duration,
-    /// Prompt tokens, cached ones included; 0 = the engine did not say.
-    pub prompt_tokens: u64,
-    /// Prompt tokens from the engine's cache.
-    pub cached_tokens: u64,
-    /// Tokens generated; 0 = the engine did not say.
-    pub completion_tokens: u64,
-    /// Id of the API key, where one was needed.
-    #[schema(value_type = Option<String>)]
-    pub key_id: Option<Uuid>,
-    /// Name of that key when the request arrived.
-    #[schema(value_type = Option<String>)]
-    pub key: Option<Arc<str>>,
-    /// Band it waited in.
-    pub priority: Priority,
-    /// Why the row was chosen, where one was.
-    pub route: Option<RouteTrace>,
+/// How much is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Retention {
+    /// Most lines of the request log.
+    pub rows: u64,
+    /// Days a line is kept.
+    pub days: u32,
+    /// Days the sums of a day are kept.
+    pub usage_days: u32,
 }
 
-#[expect(clippy::ref_option, reason = "serde hands the field over by reference")]
-fn millis<S: serde::Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    value.map(|duration| duration.as_secs_f64() * 1000.0).serialize(serializer)
-}
-
-fn total_millis<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(value.as_secs_f64() * 1000.0)
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly every message is the large one")]
+enum Message {
+    Ended(UsageEvent),
+    /// Write now, then answer.
+    Flush(oneshot::Sender<()>),
 }
 
 /// A handle on the recorder's task.
 #[derive(Debug)]
 pub struct Recorder {
-    events: mpsc::Sender<UsageEvent>,
-    recent: Mutex<VecDeque<Arc<UsageEvent>>>,
-    keep: usize,
+    inbox: mpsc::Sender<Message>,
     metrics: Arc<Metrics>,
 }
 
 impl Recorder {
-    /// Starts the task on `tracker`; it ends with `token`, after the events that are there by then. `keep` is the number
-    /// of finished requests held in memory.
-    pub fn start(metrics: Arc<Metrics>, keep: usize, tracker: &TaskTracker, token: CancellationToken) -> Arc<Self> {
-        let (events, inbox) = mpsc::channel(CHANNEL);
-        let recorder = Arc::new(Self { events, recent: Mutex::default(), keep, metrics });
-        tracker.spawn(Arc::clone(&recorder).run(inbox, token));
-        recorder
+    /// Starts the task on `tracker`; it ends with `token`, after the events that are there by then are written.
+    pub fn start(
+        metrics: Arc<Metrics>,
+        store: Arc<Store>,
+        retention: Retention,
+        tracker: &TaskTracker,
+        token: CancellationToken,
+    ) -> Arc<Self> {
+        let (sender, inbox) = mpsc::channel(CHANNEL);
+        let now = Instant::now();
+        let writer = Writer {
+            metrics: Arc::clone(&metrics),
+            store,
+            retention,
+            batch: Batch::default(),
+            waiting: Vec::new(),
+            write_at: None,
+            prune_at: now,
+            failing: false,
+        };
+        tracker.spawn(writer.run(inbox, token));
+        Arc::new(Self { inbox: sender, metrics })
     }
 
     /// Takes one event. Never waits.
     pub fn record(&self, event: UsageEvent) {
-        if self.events.try_send(event).is_err() {
-            self.metrics.event_lost();
+        if self.inbox.try_send(Message::Ended(event)).is_err() {
+            self.metrics.events_lost(1);
         }
     }
 
-    /// The last finished requests, newest first.
-    pub fn recent(&self, limit: usize) -> Vec<Arc<UsageEvent>> {
-        self.recent.lock().iter().rev().take(limit).cloned().collect()
+    /// Waits until what has ended by now is in the database, or for a short while.
+    pub async fn flush(&self) {
+        let (done, answer) = oneshot::channel();
+        let flushed = async {
+            // A recorder that is gone has written everything.
+            if self.inbox.send(Message::Flush(done)).await.is_ok() {
+                _ = answer.await;
+            }
+        };
+        _ = timeout(FLUSH, flushed).await;
     }
+}
 
-    async fn run(self: Arc<Self>, mut inbox: mpsc::Receiver<UsageEvent>, token: CancellationToken) {
-        let mut batch = Vec::with_capacity(BATCH);
+/// The recorder's task.
+struct Writer {
+    metrics: Arc<Metrics>,
+    store: Arc<Store>,
+    retention: Retention,
+    batch: Batch,
+    /// Readers that wait for the next write.
+    waiting: Vec<oneshot::Sender<()>>,
+    /// When the batch is written at the latest; `None` = it is empty.
+    write_at: Option<Instant>,
+    prune_at: Instant,
+    /// The last write failed; said once.
+    failing: bool,
+}
+
+impl Writer {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Message>, token: CancellationToken) {
+        let mut messages = Vec::with_capacity(BATCH);
         loop {
+            let due = self.write_at.unwrap_or(self.prune_at);
             tokio::select! {
                 biased;
-                count = inbox.recv_many(&mut batch, BATCH) => if count == 0 { return },
-                () = token.cancelled() => return,
+                count = inbox.recv_many(&mut messages, BATCH) => if count == 0 { break },
+                () = token.cancelled() => break,
+                () = sleep_until(due) => {}
             }
-            let more_are_waiting = batch.len() == BATCH;
-            self.take(&mut batch);
-            if !more_are_waiting {
+            let more_are_waiting = messages.len() == BATCH;
+            for message in messages.drain(..) {
+                self.take(message);
+            }
+            if self.is_due() {
+                self.write().await;
+            } else if !more_are_waiting {
                 // The stop does not wait for the pause, nor lose what came during it.
                 _ = token.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
             }
         }
+        self.write().await;
     }
 
-    fn take(&self, batch: &mut Vec<UsageEvent>) {
-        let mut recent = self.recent.lock();
-        for event in batch.drain(..) {
-            self.metrics.observe(&event);
-            while recent.len() >= self.keep.max(1) {
-                recent.pop_front();
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Ended(event) => {
+                self.metrics.observe(&event);
+                if !self.batch.push(&event) {
+                    self.metrics.events_lost(1);
+                }
+                self.write_at.get_or_insert_with(|| Instant::now() + WRITE_EVERY);
             }
-            recent.push_back(Arc::new(event));
+            Message::Flush(done) => self.waiting.push(done),
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        let now = Instant::now();
+        !self.waiting.is_empty()
+            || self.batch.lines() >= WRITE_AT
+            || self.write_at.is_some_and(|at| at <= now)
+            || (self.write_at.is_none() && self.prune_at <= now)
+    }
+
+    async fn write(&mut self) {
+        if !self.batch.is_empty() {
+            let (lines, sums) = self.batch.documents();
+            match self.store.record_requests(&lines, &sums).await {
+                Ok(()) => {
+                    self.batch.written();
+                    self.failing = false;
+                }
+                Err(error) => {
+                    self.metrics.events_lost(self.batch.drop_lines() as u64);
+                    self.complain(&error);
+                }
+            }
+        }
+        // Sums that could not be written wait for the next events.
+        self.write_at = None;
+        // Word to readers first: they need nothing of what follows. One that has left needs no word.
+        for reader in self.waiting.drain(..) {
+            _ = reader.send(());
+        }
+        self.prune().await;
+    }
+
+    async fn prune(&mut self) {
+        let now = unix_millis();
+        let keep = Keep {
+            rows: i64::try_from(self.retention.rows).unwrap_or(i64::MAX),
+            since: now - i64::from(self.retention.days) * DAY,
+            usage_since: now / DAY - i64::from(self.retention.usage_days),
+        };
+        let more = match self.store.prune_requests(keep).await {
+            Ok(more) => more,
+            Err(error) => {
+                self.complain(&error);
+                false
+            }
+        };
+        // One part at a time: lines that come in between must not wait.
+        self.prune_at = Instant::now() + if more { PAUSE } else { PRUNE_EVERY };
+    }
+
+    fn complain(&mut self, error: &StoreError) {
+        if !std::mem::replace(&mut self.failing, true) {
+            let cause = std::error::Error::source(error).map(ToString::to_string);
+            tracing::warn!(error = %error, cause, "the request log is not written; serving goes on, lost lines are counted");
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::testing::event;
     use super::*;
     use crate::registry::Registry;
+    use crate::store::requests::{RequestFilter, UsageFilter};
 
-    fn event(status: u16) -> UsageEvent {
-        UsageEvent {
-            at: 0,
-            request_id: "r".into(),
-            row: None,
-            model: Some("chat".into()),
-            endpoint: "/v1/chat/completions",
-            status,
-            error: None,
-            streamed: true,
-            retries: 0,
-            queue_wait: Some(Duration::from_millis(3)),
-            first_byte: Some(Duration::from_millis(20)),
-            total: Duration::from_millis(110),
-            prompt_tokens: 7,
-            cached_tokens: 5,
-            completion_tokens: 10,
-            key_id: None,
-            key: None,
-            priority: Priority::default(),
-            route: None,
+    const RETENTION: Retention = Retention { rows: 3, days: 100_000, usage_days: 100_000 };
+
+    struct World {
+        _dir: tempfile::TempDir,
+        store: Arc<Store>,
+        metrics: Arc<Metrics>,
+        recorder: Arc<Recorder>,
+        tracker: TaskTracker,
+        token: CancellationToken,
+    }
+
+    async fn world() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(&dir.path().join("lifeboat.db")).await.unwrap());
+        let (tracker, token) = (TaskTracker::new(), CancellationToken::new());
+        let metrics = Arc::new(Metrics::new(Arc::new(Registry::default())));
+        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, &tracker, token.clone());
+        World { _dir: dir, store, metrics, recorder, tracker, token }
+    }
+
+    impl World {
+        async fn stop(&self) {
+            self.token.cancel();
+            self.tracker.close();
+            self.tracker.wait().await;
+        }
+
+        async fn statuses(&self) -> Vec<u16> {
+            let lines = self.store.list_requests(&RequestFilter::default(), 100).await.unwrap();
+            lines.iter().map(|(_, line)| serde_json::from_str::<UsageEvent>(line).unwrap().status).collect()
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn events_reach_the_metrics_and_only_the_last_ones_are_kept() {
-        let (tracker, token) = (TaskTracker::new(), CancellationToken::new());
-        let metrics = Arc::new(Metrics::new(Arc::new(Registry::default())));
-        let recorder = Recorder::start(Arc::clone(&metrics), 2, &tracker, token.clone());
+    #[tokio::test]
+    async fn events_reach_metrics_log_and_sums_and_the_stop_loses_none() {
+        let world = world().await;
         for status in [200, 429, 503] {
-            recorder.record(event(status));
+            world.recorder.record(event(status));
         }
-        token.cancel();
-        tracker.close();
-        tracker.wait().await;
-        assert_eq!(recorder.recent(9).iter().map(|event| event.status).collect::<Vec<_>>(), [503, 429]);
-        let text = metrics.encode().unwrap();
+        world.stop().await;
+        assert_eq!(world.statuses().await, [503, 429, 200]);
+        let all = UsageFilter { from: "0000".into(), to: "9999".into(), ..UsageFilter::default() };
+        let sums = world.store.list_usage(&all, 10).await.unwrap();
+        assert_eq!((sums.len(), sums[0].requests, sums[0].errors, sums[0].completion_tokens), (1, 3, 2, 30));
+        let text = world.metrics.encode().unwrap();
         assert!(text.contains(r#"lifeboat_requests_total{model="chat",endpoint="/v1/chat/completions",status="429"} 1"#), "{text}");
         assert!(text.contains(r#"lifeboat_completion_tokens_total{model="chat"} 30"#), "{text}");
         assert!(text.contains(r#"lifeboat_inter_token_seconds_bucket{le="0.01",model="chat"} 3"#), "{text}");
     }
 
     #[tokio::test]
-    async fn a_recorder_that_is_behind_loses_events_but_never_waits() {
-        let (tracker, token) = (TaskTracker::new(), CancellationToken::new());
-        token.cancel();
-        let metrics = Arc::new(Metrics::new(Arc::new(Registry::default())));
-        let recorder = Recorder::start(Arc::clone(&metrics), 2, &tracker, token);
-        tracker.close();
-        tracker.wait().await;
-        recorder.record(event(200));
-        assert!(metrics.encode().unwrap().contains("lifeboat_usage_events_lost_total 1"));
+    async fn a_reader_that_flushes_sees_what_has_ended_and_the_log_stays_within_its_bound() {
+        let world = world().await;
+        for status in 200..210 {
+            world.recorder.record(event(status));
+            world.recorder.flush().await;
+            assert_eq!(world.statuses().await[0], status);
+        }
+        world.stop().await;
+        assert_eq!(world.statuses().await, [209, 208, 207]);
+    }
+
+    #[tokio::test]
+    async fn what_the_disk_does_not_take_is_counted_and_sums_are_written_later() {
+        let world = world().await;
+        world.store.set_page_limit(1).await;
+        world.recorder.record(UsageEvent { request_id: "x".repeat(1 << 20), ..event(200) });
+        world.recorder.flush().await;
+        assert!(world.metrics.encode().unwrap().contains("lifeboat_usage_events_lost_total 1"));
+        world.store.set_page_limit(1 << 20).await;
+        world.recorder.record(event(200));
+        world.stop().await;
+        assert_eq!(world.statuses().await, [200]);
+        let all = UsageFilter { from: "0000".into(), to: "9999".into(), ..UsageFilter::default() };
+        assert_eq!(world.store.list_usage(&all, 10).await.unwrap()[0].requests, 2);
+    }
+
+    #[tokio::test]
+    async fn a_recorder_that_is_gone_loses_events_but_nobody_waits() {
+        let world = world().await;
+        world.stop().await;
+        world.recorder.record(event(200));
+        world.recorder.flush().await;
+        assert!(world.metrics.encode().unwrap().contains("lifeboat_usage_events_lost_total 1"));
     }
 }

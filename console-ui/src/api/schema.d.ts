@@ -260,10 +260,51 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The last finished requests, newest first. */
+        /**
+         * Requests, newest first.
+         * @description Those that have ended (the default), or those under way (`state=active`), which come on one page and are found by
+         *     model, key, row and id only.
+         */
         get: operations["list_requests"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/requests/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One request, under way or ended. Where a client used an id twice, the newest. */
+        get: operations["find_request"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/requests/{id}/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Ends a request that is under way.
+         * @description Its client gets the error `cancelled`, in a stream that has begun as an event.
+         */
+        post: operations["cancel_request"];
         delete?: never;
         options?: never;
         head?: never;
@@ -390,6 +431,23 @@ export interface paths {
         };
         /** Version, uptime, counts, memory. */
         get: operations["show_status"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/usage": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What keys used, by day, key and model, oldest first. */
+        get: operations["list_usage"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1276,6 +1334,95 @@ export interface components {
             next_cursor?: string | null;
         };
         /** @description One page of a list. */
+        Page_Request: {
+            /** @description The items. */
+            data: {
+                /**
+                 * Format: date-time
+                 * @description Its arrival, RFC 3339.
+                 */
+                at: string;
+                /**
+                 * Format: int64
+                 * @description Prompt tokens from the engine's cache.
+                 */
+                cached_tokens?: number | null;
+                /**
+                 * Format: int64
+                 * @description Tokens generated.
+                 */
+                completion_tokens?: number | null;
+                /** @description Route, for example `/v1/chat/completions`. */
+                endpoint: string;
+                /** @description Code of the error, where there was one. */
+                error?: string | null;
+                /**
+                 * Format: double
+                 * @description Time to the first byte of the reply, milliseconds.
+                 */
+                first_byte_ms?: number | null;
+                /** @description Name of that key when the request arrived. */
+                key?: string | null;
+                /** @description Id of the API key, where one was needed. */
+                key_id?: string | null;
+                /** @description Public name of the model; `null` = it named none of ours, or its body is not here yet. */
+                model?: string | null;
+                /** @description How far it is. */
+                phase: components["schemas"]["Phase"];
+                /**
+                 * Format: double
+                 * @description Time in this phase, milliseconds, where it is under way.
+                 */
+                phase_ms?: number | null;
+                /**
+                 * Format: int64
+                 * @description Pieces of the reply so far, where it is under way; of a stream about one a token.
+                 */
+                pieces?: number | null;
+                /** @description Band it waited in. */
+                priority: components["schemas"]["Priority"];
+                /**
+                 * Format: int64
+                 * @description Prompt tokens, cached ones included; `null` = under way, 0 = the engine did not say.
+                 */
+                prompt_tokens?: number | null;
+                /**
+                 * Format: double
+                 * @description Time to the slot, milliseconds.
+                 */
+                queue_wait_ms?: number | null;
+                /** @description The id every reply carries in `x-request-id`. A client may use one twice. */
+                request_id: string;
+                /**
+                 * Format: int32
+                 * @description Attempts repeated because an engine failed before its first byte.
+                 */
+                retries: number;
+                route?: components["schemas"]["RouteTrace"] | null;
+                /** @description Row that answers, where one does. */
+                row?: string | null;
+                /**
+                 * Format: int32
+                 * @description Slot it is on, where the router steers slots.
+                 */
+                slot?: number | null;
+                /**
+                 * Format: int32
+                 * @description Status sent, where it has ended; 499 = the client left first. A stream that broke half way keeps its 200.
+                 */
+                status?: number | null;
+                /** @description Whether the client asked for a stream. */
+                streamed: boolean;
+                /**
+                 * Format: double
+                 * @description Time to the last byte, or until now, milliseconds.
+                 */
+                total_ms: number;
+            }[];
+            /** @description Ask for the next page with this; `null` = this is the last one. */
+            next_cursor?: string | null;
+        };
+        /** @description One page of a list. */
         Page_Server: {
             /** @description The items. */
             data: {
@@ -1373,77 +1520,54 @@ export interface components {
             next_cursor?: string | null;
         };
         /** @description One page of a list. */
-        Page_UsageEvent: {
+        Page_Usage: {
             /** @description The items. */
             data: {
                 /**
                  * Format: int64
-                 * @description Unix time of the arrival, milliseconds.
-                 */
-                at: number;
-                /**
-                 * Format: int64
-                 * @description Prompt tokens from the engine's cache.
+                 * @description Prompt tokens from an engine's cache.
                  */
                 cached_tokens: number;
                 /**
                  * Format: int64
-                 * @description Tokens generated; 0 = the engine did not say.
+                 * @description Tokens generated.
                  */
                 completion_tokens: number;
-                /** @description Route, for example `/v1/chat/completions`. */
-                endpoint: string;
-                /** @description Code of the error, where there was one. */
-                error?: string | null;
                 /**
-                 * Format: double
-                 * @description Time to the first byte of the reply.
+                 * Format: date
+                 * @description The day (UTC).
                  */
-                first_byte_ms?: number | null;
-                /** @description Name of that key when the request arrived. */
-                key?: string | null;
-                /** @description Id of the API key, where one was needed. */
-                key_id?: string | null;
-                /** @description Public name of the model; `None` = the request named none of ours. */
-                model?: string | null;
-                /** @description Band it waited in. */
-                priority: components["schemas"]["Priority"];
+                day: string;
                 /**
                  * Format: int64
-                 * @description Prompt tokens, cached ones included; 0 = the engine did not say.
+                 * @description Of these, refused or failed ones. A client that left is none.
+                 */
+                errors: number;
+                /** @description What the key is called now. */
+                key?: string | null;
+                /** @description Id of the key; `null` = the callers needed none. */
+                key_id?: string | null;
+                /** @description Public name of the model; `null` = the requests named none of ours. */
+                model?: string | null;
+                /**
+                 * Format: int64
+                 * @description Prompt tokens, cached ones included.
                  */
                 prompt_tokens: number;
                 /**
-                 * Format: double
-                 * @description Time to the slot.
+                 * Format: int64
+                 * @description Requests that ended on that day.
                  */
-                queue_wait_ms?: number | null;
-                /** @description The id every reply carries in `x-request-id`. */
-                request_id: string;
-                /**
-                 * Format: int32
-                 * @description Attempts repeated because an engine failed before its first byte.
-                 */
-                retries: number;
-                route?: components["schemas"]["RouteTrace"] | null;
-                /** @description Row that answered, where one did. */
-                row?: string | null;
-                /**
-                 * Format: int32
-                 * @description Status sent; 499 = the client left first. A stream that broke half way keeps its 200 and sets `error`.
-                 */
-                status: number;
-                /** @description Whether the client asked for a stream. */
-                streamed: boolean;
-                /**
-                 * Format: double
-                 * @description Time to the last byte.
-                 */
-                total_ms: number;
+                requests: number;
             }[];
             /** @description Ask for the next page with this; `null` = this is the last one. */
             next_cursor?: string | null;
         };
+        /**
+         * @description How far a request is.
+         * @enum {string}
+         */
+        Phase: "arriving" | "queued" | "prefill" | "decoding" | "done";
         /**
          * @description Whether a prefix of a conversation can be kept by the engine (ENGINES 6.4).
          * @enum {string}
@@ -1511,6 +1635,90 @@ export interface components {
             reason?: string | null;
             /** @description Rows that can serve. */
             servers: number;
+        };
+        /** @description One request of the data plane. Never what it said. */
+        Request: {
+            /**
+             * Format: date-time
+             * @description Its arrival, RFC 3339.
+             */
+            at: string;
+            /**
+             * Format: int64
+             * @description Prompt tokens from the engine's cache.
+             */
+            cached_tokens?: number | null;
+            /**
+             * Format: int64
+             * @description Tokens generated.
+             */
+            completion_tokens?: number | null;
+            /** @description Route, for example `/v1/chat/completions`. */
+            endpoint: string;
+            /** @description Code of the error, where there was one. */
+            error?: string | null;
+            /**
+             * Format: double
+             * @description Time to the first byte of the reply, milliseconds.
+             */
+            first_byte_ms?: number | null;
+            /** @description Name of that key when the request arrived. */
+            key?: string | null;
+            /** @description Id of the API key, where one was needed. */
+            key_id?: string | null;
+            /** @description Public name of the model; `null` = it named none of ours, or its body is not here yet. */
+            model?: string | null;
+            /** @description How far it is. */
+            phase: components["schemas"]["Phase"];
+            /**
+             * Format: double
+             * @description Time in this phase, milliseconds, where it is under way.
+             */
+            phase_ms?: number | null;
+            /**
+             * Format: int64
+             * @description Pieces of the reply so far, where it is under way; of a stream about one a token.
+             */
+            pieces?: number | null;
+            /** @description Band it waited in. */
+            priority: components["schemas"]["Priority"];
+            /**
+             * Format: int64
+             * @description Prompt tokens, cached ones included; `null` = under way, 0 = the engine did not say.
+             */
+            prompt_tokens?: number | null;
+            /**
+             * Format: double
+             * @description Time to the slot, milliseconds.
+             */
+            queue_wait_ms?: number | null;
+            /** @description The id every reply carries in `x-request-id`. A client may use one twice. */
+            request_id: string;
+            /**
+             * Format: int32
+             * @description Attempts repeated because an engine failed before its first byte.
+             */
+            retries: number;
+            route?: components["schemas"]["RouteTrace"] | null;
+            /** @description Row that answers, where one does. */
+            row?: string | null;
+            /**
+             * Format: int32
+             * @description Slot it is on, where the router steers slots.
+             */
+            slot?: number | null;
+            /**
+             * Format: int32
+             * @description Status sent, where it has ended; 499 = the client left first. A stream that broke half way keeps its 200.
+             */
+            status?: number | null;
+            /** @description Whether the client asked for a stream. */
+            streamed: boolean;
+            /**
+             * Format: double
+             * @description Time to the last byte, or until now, milliseconds.
+             */
+            total_ms: number;
         };
         /** @description What "auto" became at a launch, with the arithmetic that led there. */
         Resolved: {
@@ -1750,72 +1958,44 @@ export interface components {
             /** @description Python 3 that has pip. */
             python?: string | null;
         };
-        /** @description One finished request. */
-        UsageEvent: {
+        /** @description What one key used of one model on one day. */
+        Usage: {
             /**
              * Format: int64
-             * @description Unix time of the arrival, milliseconds.
-             */
-            at: number;
-            /**
-             * Format: int64
-             * @description Prompt tokens from the engine's cache.
+             * @description Prompt tokens from an engine's cache.
              */
             cached_tokens: number;
             /**
              * Format: int64
-             * @description Tokens generated; 0 = the engine did not say.
+             * @description Tokens generated.
              */
             completion_tokens: number;
-            /** @description Route, for example `/v1/chat/completions`. */
-            endpoint: string;
-            /** @description Code of the error, where there was one. */
-            error?: string | null;
             /**
-             * Format: double
-             * @description Time to the first byte of the reply.
+             * Format: date
+             * @description The day (UTC).
              */
-            first_byte_ms?: number | null;
-            /** @description Name of that key when the request arrived. */
-            key?: string | null;
-            /** @description Id of the API key, where one was needed. */
-            key_id?: string | null;
-            /** @description Public name of the model; `None` = the request named none of ours. */
-            model?: string | null;
-            /** @description Band it waited in. */
-            priority: components["schemas"]["Priority"];
+            day: string;
             /**
              * Format: int64
-             * @description Prompt tokens, cached ones included; 0 = the engine did not say.
+             * @description Of these, refused or failed ones. A client that left is none.
+             */
+            errors: number;
+            /** @description What the key is called now. */
+            key?: string | null;
+            /** @description Id of the key; `null` = the callers needed none. */
+            key_id?: string | null;
+            /** @description Public name of the model; `null` = the requests named none of ours. */
+            model?: string | null;
+            /**
+             * Format: int64
+             * @description Prompt tokens, cached ones included.
              */
             prompt_tokens: number;
             /**
-             * Format: double
-             * @description Time to the slot.
+             * Format: int64
+             * @description Requests that ended on that day.
              */
-            queue_wait_ms?: number | null;
-            /** @description The id every reply carries in `x-request-id`. */
-            request_id: string;
-            /**
-             * Format: int32
-             * @description Attempts repeated because an engine failed before its first byte.
-             */
-            retries: number;
-            route?: components["schemas"]["RouteTrace"] | null;
-            /** @description Row that answered, where one did. */
-            row?: string | null;
-            /**
-             * Format: int32
-             * @description Status sent; 499 = the client left first. A stream that broke half way keeps its 200 and sets `error`.
-             */
-            status: number;
-            /** @description Whether the client asked for a stream. */
-            streamed: boolean;
-            /**
-             * Format: double
-             * @description Time to the last byte.
-             */
-            total_ms: number;
+            requests: number;
         };
         /**
          * @description Makers of accelerators.
@@ -2483,8 +2663,32 @@ export interface operations {
     list_requests: {
         parameters: {
             query?: {
-                /** @description The last so many; default 100, at most as many as are kept (`gateway.recent_requests`). */
+                /** @description `done` (default) or `active`. */
+                state?: "done" | "active";
+                /** @description Public name of the model. */
+                model?: string;
+                /** @description Id or name of the key. */
+                key?: string;
+                /** @description Id of the row. */
+                row?: string;
+                /** @description A status (`429`) or a class of them (`4xx`). */
+                status?: string;
+                /** @description Code of the error. */
+                error?: string;
+                /** @description First 8 hex digits of the session's hash. */
+                session?: string;
+                /** @description Shortest whole time, milliseconds. */
+                min_total_ms?: number;
+                /** @description Arrived at or after this time, RFC 3339. */
+                from?: string;
+                /** @description Arrived before this time, RFC 3339. */
+                to?: string;
+                /** @description Part of the request's id. */
+                request_id?: string;
+                /** @description The most requests to answer. Default 100, at most 1000. */
                 limit?: number;
+                /** @description `next_cursor` of the page before. */
+                cursor?: string;
             };
             header?: never;
             path?: never;
@@ -2497,7 +2701,73 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Page_UsageEvent"];
+                    "application/json": components["schemas"]["Page_Request"];
+                };
+            };
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    find_request: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Its `x-request-id` */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Request"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    cancel_request: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Its `x-request-id` */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
                 };
             };
         };
@@ -2814,6 +3084,46 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Status"];
+                };
+            };
+        };
+    };
+    list_usage: {
+        parameters: {
+            query?: {
+                /** @description First day (UTC), `2026-12-01`. Default: 29 days before the last one. */
+                from?: string;
+                /** @description Last day (UTC). Default: today. */
+                to?: string;
+                /** @description Id of the key, or `none` for callers that needed none. */
+                key?: string;
+                /** @description Public name of the model. */
+                model?: string;
+                /** @description The most sums to answer. Default 100, at most 1000. */
+                limit?: number;
+                /** @description `next_cursor` of the page before. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Usage"];
+                };
+            };
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
                 };
             };
         };

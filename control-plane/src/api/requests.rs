@@ -1,32 +1,77 @@
-//! The last finished requests of the data plane, from memory: what was asked of whom and how long it took,
-//! never what it said.
+//! Requests of the data plane: those that have ended, from the log, and those under way, from memory, where one can be ended.
 
-use std::sync::Arc;
+mod params;
+mod view;
 
 use axum::Json;
-use axum::extract::State;
-use serde::Deserialize;
-use utoipa::IntoParams;
+use axum::extract::{Path, State};
+use http::StatusCode;
 
+use super::error::{ApiError, ErrorEnvelope};
 use super::extract::Params;
 use super::page::Page;
 use super::state::ApiState;
 use crate::recorder::UsageEvent;
+use crate::store::StoreError;
 
-/// Requests of a list where the caller does not say.
-const DEFAULT_LIMIT: usize = 100;
+pub use params::{RequestParams, RequestState};
+pub use view::Request;
 
-/// How many requests.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct RequestParams {
-    /// The last so many; default 100, at most as many as are kept (`gateway.recent_requests`).
-    limit: Option<usize>,
+/// Requests, newest first.
+///
+/// Those that have ended (the default), or those under way (`state=active`), which come on one page and are found by
+/// model, key, row and id only.
+#[utoipa::path(get, path = "/requests", tag = "requests", params(RequestParams),
+    responses((status = 200, body = Page<Request>), (status = 400, body = ErrorEnvelope)))]
+pub async fn list_requests(State(state): State<ApiState>, Params(params): Params<RequestParams>) -> Result<Json<Page<Request>>, ApiError> {
+    let limit = params.limit();
+    if params.state == RequestState::Active {
+        let all = state.active.list();
+        let data =
+            all.iter().map(|active| Request::from(active.as_ref())).filter(|request| params.wants(request)).take(limit as usize).collect();
+        return Ok(Json(Page { data, next_cursor: None }));
+    }
+    let filter = params.filter()?;
+    // Who has just seen a reply finds it here.
+    state.recorder.flush().await;
+    let mut lines = state.store.list_requests(&filter, limit + 1).await?;
+    let more = lines.len() > limit as usize;
+    lines.truncate(limit as usize);
+    let next_cursor = more.then(|| lines.last().map(|(number, _)| number.to_string())).flatten();
+    let data = lines.iter().map(|(_, line)| read(line)).collect::<Result<_, _>>()?;
+    Ok(Json(Page { data, next_cursor }))
 }
 
-/// The last finished requests, newest first.
-#[utoipa::path(get, path = "/requests", tag = "requests", params(RequestParams), responses((status = 200, body = Page<UsageEvent>)))]
-pub async fn list_requests(State(state): State<ApiState>, Params(params): Params<RequestParams>) -> Json<Page<Arc<UsageEvent>>> {
-    Json(Page { data: state.recorder.recent(params.limit.unwrap_or(DEFAULT_LIMIT)), next_cursor: None })
+/// One request, under way or ended. Where a client used an id twice, the newest.
+#[utoipa::path(
+    get, path = "/requests/{id}", tag = "requests", params(("id" = String, Path, description = "Its `x-request-id`")),
+    responses((status = 200, body = Request), (status = 404, body = ErrorEnvelope))
+)]
+pub async fn find_request(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Request>, ApiError> {
+    if let Some(active) = state.active.find(&id) {
+        return Ok(Json(Request::from(active.as_ref())));
+    }
+    state.recorder.flush().await;
+    let line = state.store.find_request(&id).await?.ok_or_else(|| ApiError::not_found("request", &id))?;
+    read(&line).map(Json)
+}
+
+/// Ends a request that is under way.
+///
+/// Its client gets the error `cancelled`, in a stream that has begun as an event.
+#[utoipa::path(
+    post, path = "/requests/{id}/cancel", tag = "requests", params(("id" = String, Path, description = "Its `x-request-id`")),
+    responses((status = 202), (status = 404, body = ErrorEnvelope))
+)]
+pub async fn cancel_request(State(state): State<ApiState>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    if !state.active.cancel(&id) {
+        return Err(ApiError::not_found("request under way", &id).hint("one that has ended cannot be ended again"));
+    }
+    tracing::info!(request.id = id, "an operator ends a request");
+    Ok(StatusCode::ACCEPTED)
+}
+
+fn read(line: &str) -> Result<Request, ApiError> {
+    let event: UsageEvent = serde_json::from_str(line).map_err(|error| StoreError::line(line, error))?;
+    Ok(event.into())
 }

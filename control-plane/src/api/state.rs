@@ -10,6 +10,7 @@ use crate::activator::Activator;
 use crate::config::Config;
 use crate::engines::Engines;
 use crate::events::Events;
+use crate::gateway::active::ActiveRequests;
 use crate::jobs::Jobs;
 use crate::keys::Keys;
 use crate::models::Models;
@@ -44,8 +45,10 @@ pub struct ApiDeps {
     pub events: Arc<Events>,
     /// The numbers of `/metrics`.
     pub metrics: Arc<Metrics>,
-    /// The last finished requests.
+    /// Writes the request log.
     pub recorder: Arc<Recorder>,
+    /// Requests under way.
+    pub active: Arc<ActiveRequests>,
     /// When this control plane started.
     pub started: Instant,
     /// Holds small tasks.

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::download::Downloads;
 use crate::engines::Engines;
 use crate::events::Events;
+use crate::gateway::active::ActiveRequests;
 use crate::gateway::{self, GatewayDeps};
 use crate::host::facts;
 use crate::host::http::Http;
@@ -24,7 +25,7 @@ use crate::keys::Keys;
 use crate::lifecycle::Lifecycle;
 use crate::models::Models;
 use crate::reconciler::driver::Driver;
-use crate::recorder::Recorder;
+use crate::recorder::{Recorder, Retention};
 use crate::registry::Registry;
 use crate::store::Store;
 use crate::supervisor::failure::chain;
@@ -51,6 +52,7 @@ pub(super) struct Parts {
     jobs: Arc<Jobs>,
     metrics: Arc<Metrics>,
     recorder: Arc<Recorder>,
+    active: Arc<ActiveRequests>,
     started: Instant,
 }
 
@@ -67,7 +69,12 @@ impl Parts {
         let models = Arc::new(Models::new(&config, downloads.clone(), facts::measure));
         let engines = Arc::new(Engines::new(Arc::clone(&config), downloads, Models::clone(&models), facts::measure));
         let metrics = Arc::new(Metrics::new(Arc::clone(&registry)));
-        let recorder = Recorder::start(Arc::clone(&metrics), config.gateway.recent_requests, tracker, hard.clone());
+        let retention = Retention {
+            rows: config.gateway.request_log_max_rows,
+            days: config.gateway.request_log_max_days,
+            usage_days: config.gateway.usage_max_days,
+        };
+        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), retention, tracker, hard.clone());
         let (running, ended) = (config.http.running_jobs, config.http.ended_jobs);
         let jobs = Jobs::new(running, ended, Arc::clone(&events), tracker.clone(), lifecycle.soft.child_token());
         let supervisor = (mode == Mode::Serve).then(|| {
@@ -96,6 +103,7 @@ impl Parts {
             events,
             metrics,
             recorder,
+            active: Arc::default(),
             started,
         }
     }
@@ -134,6 +142,7 @@ impl Parts {
             events: Arc::clone(&self.events),
             metrics: Arc::clone(&self.metrics),
             recorder: Arc::clone(&self.recorder),
+            active: Arc::clone(&self.active),
             started: self.started,
             tracker: self.lifecycle.tracker.clone(),
             stopping: self.lifecycle.soft.clone(),
@@ -145,6 +154,7 @@ impl Parts {
             activator: self.activator.clone(),
             metrics: Arc::clone(&self.metrics),
             recorder: Arc::clone(&self.recorder),
+            active: Arc::clone(&self.active),
             tracker: self.lifecycle.tracker.clone(),
             token: self.lifecycle.hard.clone(),
         });

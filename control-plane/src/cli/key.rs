@@ -213,7 +213,7 @@ fn path_of(key: &Value) -> String {
 }
 
 /// The living key with this id, or the only one with this name.
-async fn find(api: &ApiClient, wanted: &str) -> anyhow::Result<Value> {
+pub async fn find(api: &ApiClient, wanted: &str) -> anyhow::Result<Value> {
     let keys = api.list("/api/keys").await?;
     let living = || keys.iter().filter(|key| key["revoked_at"].is_null());
     let mut found: Vec<&Value> = living().filter(|key| key["id"] == wanted).collect();

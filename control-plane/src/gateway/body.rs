@@ -14,6 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use lifeboat_engines::dialect::{Dialect, StreamReader, usage};
@@ -117,8 +118,14 @@ impl ReplyBody {
         }
     }
 
+    /// Why it comes from this row, as a header.
+    pub(super) fn route(&self) -> Option<HeaderValue> {
+        self.meter.route_header(self.events.is_none())
+    }
+
     /// Reads a piece along and gives it the right name. Empty = held back.
     fn pass(&mut self, piece: Bytes) -> Bytes {
+        self.meter.piece();
         let Some(events) = &mut self.events else { return piece };
         events.reader.push(&piece);
         let piece = events.rename.pass(piece);
@@ -181,6 +188,9 @@ impl ReplyBody {
         let ended = self.ended.get_or_insert_with(|| Box::pin(endpoint.ended.child_token().cancelled_owned()));
         if ended.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Failure::fault(&Fault::Ended, endpoint));
+        }
+        if self.meter.active().poll_cancelled(cx).is_ready() {
+            return Poll::Ready(Failure::cancelled());
         }
         loop {
             // The timer is moved only when it fires, not with every piece.

@@ -166,6 +166,11 @@ impl Failure {
         }
     }
 
+    /// An operator ended it.
+    pub(super) fn cancelled() -> Self {
+        Self::new(ErrorCode::Cancelled, "the request was ended by an operator of this server")
+    }
+
     /// A stream that ran for as long as a request may.
     pub(super) fn too_long(limit: Duration) -> Self {
         Self::new(ErrorCode::UpstreamTimeout, format!("the request took longer than {} s", limit.as_secs()))

@@ -30,6 +30,8 @@ use crate::registry::{Endpoint, RowView, Snapshot};
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Names the row that answered.
 const ROW: HeaderName = HeaderName::from_static("x-lifeboat-row");
+/// Says why that row.
+const ROUTE: HeaderName = HeaderName::from_static("x-lifeboat-route");
 /// Longest request id taken over from a client.
 const REQUEST_ID_BYTES: usize = 128;
 
@@ -54,7 +56,7 @@ const NOT_RETURNED: [HeaderName; 14] = [
 /// Answers one request of a route.
 pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
     let (id, id_value) = request_id(request.headers());
-    let mut meter = Meter::start(Arc::clone(&gateway.recorder), route.path, id);
+    let mut meter = Meter::start(Arc::clone(&gateway.recorder), &gateway.active, route.path, id);
     let span = meter.span().clone();
     let caller = gateway.keys.authorize(request.headers(), Scope::Inference);
     let asking = caller.clone();
@@ -141,7 +143,15 @@ async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared
     let streams = prepared.asked.stream;
     let every = gateway.config.heartbeat;
     // Boxed once and early: the state of a whole request is large, and every layer above would move it.
-    let serving: Answer = Box::pin(serve(gateway, route, prepared, meter).in_current_span());
+    let active = Arc::clone(meter.active());
+    let serving = async move {
+        tokio::select! {
+            biased;
+            () = active.cancelled() => Err(Failure::cancelled()),
+            answered = serve(gateway, route, prepared, meter) => answered,
+        }
+    };
+    let serving: Answer = Box::pin(serving.in_current_span());
     if !streams {
         return serving.await;
     }
@@ -231,6 +241,9 @@ fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit,
         }
         Kind::Other => ReplyBody::plain(parts, false),
     };
+    if let Some(trace) = body.route() {
+        headers.insert(ROUTE, trace);
+    }
     let mut response = Response::new(Body::new(body));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
     *response.headers_mut() = headers;

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use lifeboat_engines::dialect::Usage;
+use http::HeaderValue;
+use lifeboat_engines::dialect::{ErrorCode, Usage};
 use tokio::time::Instant;
 
+use super::active::{Active, ActiveRequests, Entry, Phase};
 use super::admission::Permit;
 use super::error::Failure;
 use crate::host::clock;
 use crate::keys::{Principal, Priority, Running};
 use crate::recorder::{CLIENT_LEFT, Recorder, UsageEvent};
+use crate::route_trace::{RouteMode, RouteTrace};
 
 /// One request under measurement. Its drop is the end of the request.
 #[derive(Debug)]
@@ -20,18 +23,22 @@ pub(super) struct Meter {
     event: Option<UsageEvent>,
     /// Counts the request as one of its key's until its end.
     running: Option<Running>,
+    /// Shows it among those under way until its end.
+    entry: Entry,
 }
 
 impl Meter {
     /// Starts with the arrival. Until told otherwise, the client is the one who left.
-    pub(super) fn start(recorder: Arc<Recorder>, endpoint: &'static str, request_id: String) -> Self {
+    pub(super) fn start(recorder: Arc<Recorder>, active: &Arc<ActiveRequests>, endpoint: &'static str, request_id: String) -> Self {
         let span = tracing::debug_span!("request", request.id = %request_id, route = endpoint);
+        let (at, arrived) = (clock::unix_millis(), Instant::now());
+        let entry = active.enter(request_id.clone(), endpoint, at, arrived);
         let event = UsageEvent {
-            at: clock::unix_millis(),
+            at,
             request_id,
             row: None,
             model: None,
-            endpoint,
+            endpoint: endpoint.into(),
             status: CLIENT_LEFT,
             error: None,
             streamed: false,
@@ -47,7 +54,7 @@ impl Meter {
             priority: Priority::default(),
             route: None,
         };
-        Self { recorder, arrived: Instant::now(), span, event: Some(event), running: None }
+        Self { recorder, arrived, span, event: Some(event), running: None, entry }
     }
 
     /// When the request arrived.
@@ -76,6 +83,11 @@ impl Meter {
     pub(super) fn called_by(&mut self, running: Running, priority: Priority) {
         let (key_id, key) = (running.caller().key_id(), running.caller().key_name());
         self.running = Some(running);
+        self.entry.update(|progress| {
+            progress.key_id = key_id;
+            progress.key.clone_from(&key);
+            progress.priority = priority;
+        });
         self.set(|event, _| {
             event.key_id = key_id;
             event.key = key;
@@ -90,6 +102,11 @@ impl Meter {
 
     /// What is asked for. Only names of ours may be given here: they become labels.
     pub(super) fn asked(&mut self, model: &str, streamed: bool) {
+        self.entry.update(|progress| {
+            progress.phase = Phase::Queued;
+            progress.model = Some(model.to_owned());
+            progress.streamed = streamed;
+        });
         self.set(|event, _| {
             event.model = Some(model.to_owned());
             event.streamed = streamed;
@@ -105,15 +122,57 @@ impl Meter {
             }
             event.queue_wait.get_or_insert_with(|| arrived.elapsed());
         });
+        self.routed(RouteTrace {
+            row: permit.row.id,
+            slot: None,
+            reason: "least_loaded".into(),
+            predicted_cached_tokens: 0,
+            predicted_wait_ms: 0,
+            resumed: 0,
+            mode: RouteMode::Ttft,
+            session: None,
+        });
+    }
+
+    /// Why it is on this row. The last decision counts.
+    fn routed(&mut self, trace: RouteTrace) {
+        self.entry.update(|progress| {
+            progress.phase = Phase::Prefill;
+            progress.row = Some(trace.row);
+            progress.slot = trace.slot;
+        });
+        self.set(|event, _| event.route = Some(trace));
+    }
+
+    /// The value of `x-lifeboat-route`; `ended` = what the engine used is known.
+    pub(super) fn route_header(&self, ended: bool) -> Option<HeaderValue> {
+        let event = self.event.as_ref()?;
+        let cached = (ended && event.prompt_tokens > 0).then_some(event.cached_tokens);
+        HeaderValue::try_from(event.route.as_ref()?.header(cached, event.queue_wait, event.retries)).ok()
+    }
+
+    /// The request among those under way.
+    pub(super) const fn active(&self) -> &Arc<Active> {
+        self.entry.active()
+    }
+
+    /// A piece of the reply is passed on.
+    pub(super) fn piece(&self) {
+        self.entry.piece();
     }
 
     /// An attempt failed and another one follows.
     pub(super) fn retried(&mut self) {
+        self.entry.update(|progress| {
+            progress.phase = Phase::Queued;
+            progress.retries += 1;
+        });
         self.set(|event, _| event.retries += 1);
     }
 
     /// The first byte of the reply is here.
     pub(super) fn first_byte(&mut self) {
+        self.entry.update(|progress| progress.phase = Phase::Decoding);
         self.set(|event, arrived| event.first_byte = Some(arrived.elapsed()));
     }
 
@@ -147,6 +206,11 @@ impl Drop for Meter {
     fn drop(&mut self) {
         let Some(mut event) = self.event.take() else { return };
         event.total = self.arrived.elapsed();
+        if event.status == CLIENT_LEFT && self.entry.active().is_cancelled() {
+            // Dropped in the middle of its wait, without a word to this measurement.
+            event.status = ErrorCode::Cancelled.status();
+            event.error = Some(ErrorCode::Cancelled.as_str().to_owned());
+        }
         tracing::debug!(parent: &self.span, status = event.status, total_ms = event.total.as_millis(), "request ended");
         self.recorder.record(event);
     }

@@ -73,6 +73,11 @@ impl StoreError {
         move |source| if is_full(&source) { Self::DiskFull(source) } else { Self::Sql { doing, source } }
     }
 
+    /// A line of the request log that cannot be read.
+    pub fn line(line: &str, error: serde_json::Error) -> Self {
+        Self::unreadable("requests", &line.chars().take(100).collect::<String>())(error)
+    }
+
     /// For `map_err` of migrations.
     pub(super) fn migrate(error: MigrateError) -> Self {
         match error {

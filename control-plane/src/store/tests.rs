@@ -127,8 +127,8 @@ async fn an_older_binary_refuses_a_newer_schema_names_both_and_changes_nothing()
     store.close().await;
     let path = dir.path().join("lifeboat.db");
     let error = Store::open(&path).await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 9, known: 2 }), "{error:?}");
-    assert!(error.to_string().contains("schema 9") && error.to_string().contains("knows 2"));
+    assert!(matches!(error, StoreError::NewerSchema { found: 9, known: 3 }), "{error:?}");
+    assert!(error.to_string().contains("schema 9") && error.to_string().contains("knows 3"));
     let raw = SqlitePoolOptions::new().connect_with(SqliteConnectOptions::new().filename(&path)).await.unwrap();
     let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM servers WHERE id = ?").bind(row.id.to_string()).fetch_one(&raw).await.unwrap();
     assert_eq!(kept, 1);
@@ -138,15 +138,13 @@ async fn an_older_binary_refuses_a_newer_schema_names_both_and_changes_nothing()
 async fn a_full_disk_is_told_apart_and_reading_and_later_writing_go_on() {
     let (_dir, store) = store().await;
     let row = store.create_server(&spec("before")).await.unwrap();
-    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&store.writer).await.unwrap();
-    let limit = |pages: i64| sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")));
-    limit(pages).fetch_one(&store.writer).await.unwrap();
+    store.set_page_limit(1).await;
     let mut long = spec("long");
     long.extra_args = vec!["x".repeat(100_000)];
     let refused = store.create_server(&long).await;
     assert!(matches!(refused, Err(StoreError::DiskFull(_))), "{refused:?}");
     assert_eq!(store.list_servers().await.unwrap(), [row]);
-    limit(1 << 20).fetch_one(&store.writer).await.unwrap();
+    store.set_page_limit(1 << 20).await;
     store.create_server(&long).await.unwrap();
 }
 
@@ -181,5 +179,13 @@ async fn only_its_owner_may_read_the_database() {
     for name in ["lifeboat.db", "lifeboat.db-wal"] {
         let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(dir.path().join(name)).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+impl Store {
+    /// Makes the disk full at so many pages, or at what is used by now if that is more.
+    pub(crate) async fn set_page_limit(&self, pages: i64) {
+        let statement = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
+        sqlx::query_scalar::<_, i64>(statement).fetch_one(&self.writer).await.unwrap();
     }
 }

@@ -44,6 +44,8 @@ fn help_of_each_command() {
         &["model"],
         &["key", "create"],
         &["key", "edit"],
+        &["requests"],
+        &["usage"],
         &["chat"],
     ];
     for command in commands {

@@ -22,6 +22,7 @@ mod on_demand;
 mod pull;
 mod real_engine;
 mod reconcile;
+mod requests;
 mod sdk;
 mod shutdown;
 mod sim_engine;

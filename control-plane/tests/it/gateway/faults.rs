@@ -31,7 +31,7 @@ async fn an_engine_that_dies_before_its_first_byte_is_replaced_by_another_row() 
             world.finished(count).await;
         }
         assert!(!dying.received().is_empty(), "one of the two went to the dying engine first");
-        assert_eq!(world.finished(2).await.retries + world.recorder.recent(2)[1].retries, 1);
+        assert_eq!(world.finished(2).await.retries + world.events().await[1].retries, 1);
         world.stop().await;
     }
 }

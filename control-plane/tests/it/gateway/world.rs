@@ -8,12 +8,14 @@ use std::time::Duration;
 use http::uri::{Authority, Scheme};
 use lifeboat::activator::Activator;
 use lifeboat::config::{Config, GatewayConfig};
+use lifeboat::gateway::active::ActiveRequests;
 use lifeboat::gateway::{GatewayDeps, router};
 use lifeboat::ids::{Generation, RowId};
 use lifeboat::keys::Keys;
-use lifeboat::recorder::{Recorder, UsageEvent};
+use lifeboat::recorder::{Recorder, Retention, UsageEvent};
 use lifeboat::registry::{Demand, Endpoint, Registry, RowLoad, RowState, RowStatus, RowView};
 use lifeboat::store::Store;
+use lifeboat::store::requests::RequestFilter;
 use lifeboat::telemetry::metrics::Metrics;
 use lifeboat_engines::spec::{DesiredState, EngineKind};
 use serde_json::Value;
@@ -31,6 +33,9 @@ pub async fn soon<T>(wait: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it did not happen")
 }
 
+/// Everything is kept.
+const RETENTION: Retention = Retention { rows: 1000, days: 3650, usage_days: 3650 };
+
 pub struct World {
     pub base: String,
     pub address: SocketAddr,
@@ -38,6 +43,8 @@ pub struct World {
     pub registry: Arc<Registry>,
     pub activator: Activator,
     pub recorder: Arc<Recorder>,
+    pub active: Arc<ActiveRequests>,
+    pub store: Arc<Store>,
     pub metrics: Arc<Metrics>,
     pub token: CancellationToken,
     pub tracker: TaskTracker,
@@ -83,13 +90,14 @@ impl World {
     /// A gateway with these limits; `open` = callers need no key.
     pub async fn with(limits: GatewayConfig, open: bool) -> Self {
         let data = TempDir::with_prefix("lifeboat-gateway-").unwrap();
-        let store = Store::open(&data.path().join("lifeboat.db")).await.unwrap();
+        let store = Arc::new(Store::open(&data.path().join("lifeboat.db")).await.unwrap());
         let mut config = Config::new(data.path().join("data"));
         config.gateway = limits;
         let (tracker, token) = (TaskTracker::new(), CancellationToken::new());
         let registry = Arc::new(Registry::default());
         let metrics = Arc::new(Metrics::new(Arc::clone(&registry)));
-        let recorder = Recorder::start(Arc::clone(&metrics), 1000, &tracker, token.clone());
+        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, &tracker, token.clone());
+        let active = Arc::<ActiveRequests>::default();
         let activator = Activator::default();
         let router = router(GatewayDeps {
             config: Arc::new(config),
@@ -98,6 +106,7 @@ impl World {
             activator: activator.clone(),
             metrics: Arc::clone(&metrics),
             recorder: Arc::clone(&recorder),
+            active: Arc::clone(&active),
             tracker: tracker.clone(),
             token: token.clone(),
         });
@@ -115,6 +124,8 @@ impl World {
             registry,
             activator,
             recorder,
+            active,
+            store,
             metrics,
             token,
             tracker,
@@ -150,13 +161,20 @@ impl World {
         })
     }
 
+    /// All finished requests, newest first.
+    pub async fn events(&self) -> Vec<UsageEvent> {
+        self.recorder.flush().await;
+        let lines = self.store.list_requests(&RequestFilter::default(), 1000).await.unwrap();
+        lines.iter().map(|(_, line)| serde_json::from_str(line).unwrap()).collect()
+    }
+
     /// The last finished request, once so many are done.
     pub async fn finished(&self, count: usize) -> UsageEvent {
         soon(async {
             loop {
-                let recent = self.recorder.recent(1000);
-                if recent.len() >= count {
-                    return UsageEvent::clone(&recent[0]);
+                let mut events = self.events().await;
+                if events.len() >= count {
+                    return events.swap_remove(0);
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -175,10 +193,10 @@ impl World {
         .await;
     }
 
-    /// Waits until every slot is free, ends every task, and asserts that both happen.
+    /// Waits until every slot is free and no request is under way, ends every task, and asserts that all of it happens.
     pub async fn stop(self) {
         soon(async {
-            while self.taken() > 0 {
+            while self.taken() > 0 || !self.active.list().is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         })
