@@ -138,7 +138,7 @@ async fn list_models(State(gateway): State<Arc<Gateway>>, uri: Uri, headers: Hea
     let snapshot = gateway.registry.snapshot();
     let reply = match (gateway.keys.authorize(&headers, Scope::Inference), dialect) {
         (Err(denied), _) => Failure::denied(denied).response(dialect),
-        (Ok(caller), Dialect::OpenAi) => json(&openai::models(&snapshot, &caller)),
+        (Ok(caller), Dialect::OpenAi | Dialect::Ollama) => json(&openai::models(&snapshot, &caller)),
         (Ok(caller), Dialect::Anthropic) => json(&anthropic::models(&snapshot, &caller)),
     };
     with_id(&headers, reply)
@@ -159,7 +159,7 @@ async fn show_model(
         (Ok(caller), Some(pool), _) if !exchange::may_use(&caller, &id, pool) => {
             Failure::model_not_allowed(&id, exchange::known(&snapshot, Some(&caller)).into_iter()).response(dialect)
         }
-        (Ok(_), Some(pool), Dialect::OpenAi) => json(&openai::model(&id, pool)),
+        (Ok(_), Some(pool), Dialect::OpenAi | Dialect::Ollama) => json(&openai::model(&id, pool)),
         (Ok(_), Some(pool), Dialect::Anthropic) => json(&anthropic::model(&id, pool)),
     };
     with_id(&headers, reply)

@@ -8,6 +8,7 @@
 //! - [`errors`] one error type -> the object each dialect's clients expect, with stable codes
 //! - [`from_chat`] a chat stream -> the stream of another dialect
 //! - [`messages`] Anthropic's Messages <-> chat completions
+//! - [`ollama`] Ollama's API <-> chat completions and embeddings
 //! - [`request`] the few fields of a request that Lifeboat needs, and the splice of `model`
 //! - [`responses`] OpenAI's Responses <-> chat completions
 //! - [`resume`] the rest of a reply from another engine
@@ -20,6 +21,7 @@ pub mod errors;
 pub mod from_chat;
 pub mod messages;
 mod node;
+pub mod ollama;
 mod raw;
 pub mod request;
 pub mod responses;

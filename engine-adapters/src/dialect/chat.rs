@@ -6,7 +6,7 @@
 mod reply;
 mod request;
 
-pub(super) use reply::{Chunk, Delta, End, Event, Piece, Tokens, unreadable};
+pub(super) use reply::{Chunk, End, Event, Piece, Timings, Tokens, unreadable};
 pub(super) use request::{Choice, Content, Function, Message, Part, Request, Tool, ToolCall, Url};
 
 /// What is known of the engine a translated request goes to.

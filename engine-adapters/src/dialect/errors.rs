@@ -14,6 +14,8 @@ pub enum Dialect {
     OpenAi,
     /// `/v1/messages*`.
     Anthropic,
+    /// Ollama's `/api/*`.
+    Ollama,
 }
 
 /// What went wrong, as clients can tell it.
@@ -164,6 +166,8 @@ impl ApiError {
         let mut error = match dialect {
             Dialect::OpenAi => json!({ "message": self.message, "type": openai, "param": self.param, "code": code }),
             Dialect::Anthropic => json!({ "type": anthropic, "message": self.message, "code": code }),
+            // Its clients read nothing else.
+            Dialect::Ollama => return json!({ "error": self.message }),
         };
         for (name, number) in [("n_prompt_tokens", self.prompt_tokens), ("n_ctx", self.context)] {
             if let (Some(number), Some(fields)) = (number, error.as_object_mut()) {
@@ -171,8 +175,8 @@ impl ApiError {
             }
         }
         match dialect {
-            Dialect::OpenAi => json!({ "error": error }),
             Dialect::Anthropic => json!({ "type": "error", "error": error }),
+            _ => json!({ "error": error }),
         }
     }
 
@@ -188,6 +192,7 @@ impl ApiError {
         match dialect {
             Dialect::OpenAi => format!("data: {object}\n\n"),
             Dialect::Anthropic => format!("event: error\ndata: {object}\n\n"),
+            Dialect::Ollama => format!("{object}\n"),
         }
         .into_bytes()
     }
@@ -326,6 +331,7 @@ mod tests {
         let openai = String::from_utf8(error.event(Dialect::OpenAi)).unwrap();
         assert!(openai.starts_with("data: {\"error\":{") && openai.ends_with("}\n\n") && !openai.contains("DONE"));
         assert_eq!(openai.matches('\n').count(), 2, "a newline in the message is escaped");
+        assert_eq!(error.event(Dialect::Ollama), b"{\"error\":\"line one\\nline two\"}\n");
         let anthropic = String::from_utf8(error.event(Dialect::Anthropic)).unwrap();
         assert!(anthropic.starts_with("event: error\ndata: {") && anthropic.contains("\"type\":\"api_error\""));
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::chat::{Chunk, Event};
 use super::sse::SseReader;
-use super::{ApiError, ErrorCode, Usage, messages, responses};
+use super::{ApiError, ErrorCode, Usage, messages, ollama, responses};
 
 /// One reply on its way.
 #[derive(Debug)]
@@ -23,6 +23,7 @@ pub struct FromChat {
 enum Writer {
     Messages(messages::events::Writer),
     Responses(responses::events::Writer),
+    Ollama(ollama::lines::Writer),
 }
 
 #[derive(Debug)]
@@ -41,6 +42,11 @@ impl FromChat {
     /// A response, which may have `limit` bytes of text.
     pub fn responses(head: responses::Head, limit: usize) -> Self {
         Self::new(Writer::Responses(responses::events::Writer::new(head, limit)))
+    }
+
+    /// Ollama's lines, of which a tool call may have `limit` bytes of arguments.
+    pub fn ollama(head: ollama::Head, limit: usize) -> Self {
+        Self::new(Writer::Ollama(ollama::lines::Writer::new(head, limit)))
     }
 
     fn new(writer: Writer) -> Self {
@@ -134,6 +140,7 @@ impl Writer {
         match self {
             Self::Messages(writer) => writer.chunk(chunk, out),
             Self::Responses(writer) => writer.chunk(chunk, out),
+            Self::Ollama(writer) => writer.chunk(chunk, out),
         }
     }
 
@@ -141,6 +148,7 @@ impl Writer {
         match self {
             Self::Messages(writer) => writer.has_ended(),
             Self::Responses(writer) => writer.has_ended(),
+            Self::Ollama(writer) => writer.has_ended(),
         }
     }
 
@@ -148,6 +156,7 @@ impl Writer {
         match self {
             Self::Messages(writer) => writer.tokens(),
             Self::Responses(writer) => writer.tokens(),
+            Self::Ollama(writer) => writer.tokens(),
         }
     }
 
@@ -155,6 +164,7 @@ impl Writer {
         match self {
             Self::Messages(writer) => writer.finish(out),
             Self::Responses(writer) => writer.finish(out),
+            Self::Ollama(writer) => writer.finish(out),
         }
     }
 
@@ -162,6 +172,7 @@ impl Writer {
         match self {
             Self::Messages(_) => messages::events::Writer::fail(error, out),
             Self::Responses(writer) => writer.fail(error, out),
+            Self::Ollama(_) => ollama::lines::Writer::fail(error, out),
         }
     }
 }

@@ -22,6 +22,8 @@ pub(in super::super) struct ChunkChoice {
     pub index: u64,
     pub delta: Option<Delta>,
     pub message: Option<Delta>,
+    /// Of text completions.
+    pub text: Option<String>,
     pub finish_reason: Option<String>,
     /// vLLM and `SGLang`: the stop sequence that ended the reply (a number is a token).
     pub stop_reason: Option<serde_json::Value>,
@@ -167,6 +169,12 @@ pub(in super::super) enum End {
 }
 
 impl ChunkChoice {
+    /// What it says.
+    pub(in super::super) fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        let text = self.text.as_deref().filter(|text| !text.is_empty()).map(Piece::Text);
+        self.delta.iter().chain(&self.message).flat_map(Delta::pieces).chain(text)
+    }
+
     /// Why the reply ended, if it did.
     pub(in super::super) fn end(&self) -> Option<End> {
         Some(match (self.finish_reason.as_deref()?, &self.stop_reason) {

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::super::chat::{self, Chunk, End, Piece, Tokens};
+use super::super::chat::{Chunk, End, Piece, Tokens};
 use super::super::{ApiError, Dialect, ErrorCode};
 use super::reply::made_id;
 use super::{Usage, stop_reason};
@@ -122,7 +122,7 @@ impl Writer {
     pub(in super::super) fn chunk(&mut self, chunk: &Chunk, out: &mut Vec<u8>) -> Result<(), ApiError> {
         self.tokens.update(chunk);
         for choice in chunk.choices.iter().filter(|choice| choice.index == 0) {
-            for piece in choice.delta.iter().flat_map(chat::Delta::pieces) {
+            for piece in choice.pieces() {
                 self.piece(piece, out)?;
             }
             if let Some(end) = choice.end() {

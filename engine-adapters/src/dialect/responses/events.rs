@@ -5,7 +5,7 @@
 
 use serde_json::value::RawValue;
 
-use super::super::chat::{Chunk, Delta, End, Piece, Tokens};
+use super::super::chat::{Chunk, End, Piece, Tokens};
 use super::super::raw::{Object, raw};
 use super::super::{ApiError, ErrorCode};
 use super::{Head, Item, State};
@@ -50,7 +50,7 @@ impl Writer {
     pub(in super::super) fn chunk(&mut self, chunk: &Chunk, out: &mut Vec<u8>) -> Result<(), ApiError> {
         self.tokens.update(chunk);
         for choice in chunk.choices.iter().filter(|choice| choice.index == 0) {
-            for piece in choice.delta.iter().flat_map(Delta::pieces) {
+            for piece in choice.pieces() {
                 self.piece(piece, out)?;
             }
             if let Some(end) = choice.end() {
