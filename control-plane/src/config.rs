@@ -149,7 +149,7 @@ pub struct GatewayConfig {
     pub retry_notice: Duration,
     /// A reply that is no stream is held back up to this size, so that a torn one can be tried again. Default 16 MiB.
     pub reply_buffer_bytes: usize,
-    /// Finished requests kept in the request log. Default 200,000 (about 100 MB).
+    /// Finished requests kept in the request log. Default 200,000 (about 120 MB).
     pub request_log_max_rows: u64,
     /// Days they are kept. Default 14.
     pub request_log_max_days: u32,

@@ -2,13 +2,14 @@
 //!
 //! The channel is bounded and [`Recorder::record`] never waits: where the recorder is behind, an event is dropped and
 //! counted, because accounting must not slow down or fail a reply. One task takes events in batches, feeds the metrics
-//! and writes them to the database, at most once a second unless a reader asks: one transaction of two statements,
+//! and writes them to the database, at most once a second unless a reader asks: one transaction of a few statements,
 //! whatever the number of events. A disk that is full costs lines of the log, which are counted, and nothing else; sums are
 //! kept until they can be written. A `kill -9` costs the last second. It never sees a prompt or a key, only a key's id and
 //! name.
 
 mod batch;
 mod event;
+pub mod log;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -48,7 +49,7 @@ const DAY: i64 = 24 * 3600 * 1000;
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Retention {
-    /// Most lines of the request log.
+    /// Lines of the request log; up to 256 more, since they go in segments.
     pub rows: u64,
     /// Days a line is kept.
     pub days: u32,
@@ -179,8 +180,8 @@ impl Writer {
 
     async fn write(&mut self) {
         if !self.batch.is_empty() {
-            let (lines, sums) = self.batch.documents();
-            match self.store.record_requests(&lines, &sums).await {
+            let (segments, sums) = self.batch.documents();
+            match self.store.record_requests(segments, &sums).await {
                 Ok(()) => {
                     self.batch.written();
                     self.failing = false;
@@ -230,8 +231,9 @@ impl Writer {
 mod tests {
     use super::testing::event;
     use super::*;
+    use crate::recorder::log::{self, RequestFilter};
     use crate::registry::Registry;
-    use crate::store::requests::{RequestFilter, UsageFilter};
+    use crate::store::requests::UsageFilter;
 
     const RETENTION: Retention = Retention { rows: 3, days: 100_000, usage_days: 100_000 };
 
@@ -261,8 +263,8 @@ mod tests {
         }
 
         async fn statuses(&self) -> Vec<u16> {
-            let lines = self.store.list_requests(&RequestFilter::default(), 100).await.unwrap();
-            lines.iter().map(|(_, line)| serde_json::from_str::<UsageEvent>(line).unwrap().status).collect()
+            let lines = log::list(&self.store, &RequestFilter::default(), 100).await.unwrap();
+            lines.into_iter().map(|(_, event)| event.status).collect()
         }
     }
 
@@ -286,13 +288,13 @@ mod tests {
     #[tokio::test]
     async fn a_reader_that_flushes_sees_what_has_ended_and_the_log_stays_within_its_bound() {
         let world = world().await;
-        for status in 200..210 {
+        for status in 200..240 {
             world.recorder.record(event(status));
             world.recorder.flush().await;
             assert_eq!(world.statuses().await[0], status);
         }
         world.stop().await;
-        assert_eq!(world.statuses().await, [209, 208, 207]);
+        assert_eq!(world.statuses().await, (232..240).rev().collect::<Vec<_>>(), "a segment goes as a whole");
     }
 
     #[tokio::test]

@@ -11,8 +11,7 @@ use super::error::{ApiError, ErrorEnvelope};
 use super::extract::Params;
 use super::page::Page;
 use super::state::ApiState;
-use crate::recorder::UsageEvent;
-use crate::store::StoreError;
+use crate::recorder::log::{self, RequestFilter};
 
 pub use params::{RequestParams, RequestState};
 pub use view::Request;
@@ -27,19 +26,17 @@ pub async fn list_requests(State(state): State<ApiState>, Params(params): Params
     let limit = params.limit();
     if params.state == RequestState::Active {
         let all = state.active.list();
-        let data =
-            all.iter().map(|active| Request::from(active.as_ref())).filter(|request| params.wants(request)).take(limit as usize).collect();
+        let data = all.iter().map(|active| Request::from(active.as_ref())).filter(|request| params.wants(request)).take(limit).collect();
         return Ok(Json(Page { data, next_cursor: None }));
     }
     let filter = params.filter()?;
     // Who has just seen a reply finds it here.
     state.recorder.flush().await;
-    let mut lines = state.store.list_requests(&filter, limit + 1).await?;
-    let more = lines.len() > limit as usize;
-    lines.truncate(limit as usize);
-    let next_cursor = more.then(|| lines.last().map(|(number, _)| number.to_string())).flatten();
-    let data = lines.iter().map(|(_, line)| read(line)).collect::<Result<_, _>>()?;
-    Ok(Json(Page { data, next_cursor }))
+    let mut lines = log::list(&state.store, &filter, limit + 1).await?;
+    let more = lines.len() > limit;
+    lines.truncate(limit);
+    let next_cursor = lines.last().filter(|_| more).map(|(number, _)| number.to_string());
+    Ok(Json(Page { data: lines.into_iter().map(|(_, event)| event.into()).collect(), next_cursor }))
 }
 
 /// One request, under way or ended. Where a client used an id twice, the newest.
@@ -52,8 +49,9 @@ pub async fn find_request(State(state): State<ApiState>, Path(id): Path<String>)
         return Ok(Json(Request::from(active.as_ref())));
     }
     state.recorder.flush().await;
-    let line = state.store.find_request(&id).await?.ok_or_else(|| ApiError::not_found("request", &id))?;
-    read(&line).map(Json)
+    let filter = RequestFilter { request_id: Some(id.clone()), ..RequestFilter::default() };
+    let found = log::list(&state.store, &filter, 1).await?.pop();
+    found.map(|(_, event)| Json(event.into())).ok_or_else(|| ApiError::not_found("request", &id))
 }
 
 /// Ends a request that is under way.
@@ -69,9 +67,4 @@ pub async fn cancel_request(State(state): State<ApiState>, Path(id): Path<String
     }
     tracing::info!(request.id = id, "an operator ends a request");
     Ok(StatusCode::ACCEPTED)
-}
-
-fn read(line: &str) -> Result<Request, ApiError> {
-    let event: UsageEvent = serde_json::from_str(line).map_err(|error| StoreError::line(line, error))?;
-    Ok(event.into())
 }

@@ -1,4 +1,4 @@
-//! What is waiting to be written: lines of the log as one JSON document, and sums by day, key and model.
+//! What is waiting to be written: lines of the log in segments, and sums by day, key and model.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -6,11 +6,14 @@ use std::fmt::Write as _;
 use uuid::Uuid;
 
 use super::UsageEvent;
+use crate::store::requests::Segment;
 
 /// Milliseconds of a day.
 const DAY: i64 = 24 * 3600 * 1000;
 /// Sums that may wait for a disk that takes nothing. Days times keys times models: a bound against a disk that stays full.
 const SUMS: usize = 65_536;
+/// Lines of a full segment, about 150 KB: what a reader holds at once is a few of them.
+const SEGMENT: u32 = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Whose {
@@ -32,8 +35,8 @@ struct Sum {
 /// Events that are not written yet.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    lines: String,
-    count: usize,
+    segments: Vec<Segment>,
+    lines: usize,
     sums: HashMap<Whose, Sum>,
 }
 
@@ -41,9 +44,17 @@ impl Batch {
     /// Takes one event; false = there is no room for its sum.
     pub(super) fn push(&mut self, event: &UsageEvent) -> bool {
         let Ok(line) = serde_json::to_string(event) else { return false };
-        self.lines.push(if self.count == 0 { '[' } else { ',' });
-        self.lines.push_str(&line);
-        self.count += 1;
+        if self.segments.last().is_none_or(|last| last.lines >= SEGMENT) {
+            self.segments.push(Segment { oldest_at: event.at, newest_at: event.at, ..Segment::default() });
+        }
+        if let Some(last) = self.segments.last_mut() {
+            last.lines += 1;
+            last.oldest_at = last.oldest_at.min(event.at);
+            last.newest_at = last.newest_at.max(event.at);
+            last.events.push_str(&line);
+            last.events.push('\n');
+        }
+        self.lines += 1;
         let whose = Whose { day: event.at.div_euclid(DAY), key_id: event.key_id, model: event.model.clone() };
         if self.sums.len() >= SUMS && !self.sums.contains_key(&whose) {
             return false;
@@ -59,17 +70,16 @@ impl Batch {
 
     /// Lines that wait.
     pub(super) const fn lines(&self) -> usize {
-        self.count
+        self.lines
     }
 
     /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.count == 0 && self.sums.is_empty()
+        self.lines == 0 && self.sums.is_empty()
     }
 
-    /// Both as JSON arrays, as the store takes them.
-    pub(super) fn documents(&self) -> (String, String) {
-        let lines = if self.count == 0 { "[]".to_owned() } else { format!("{}]", self.lines) };
+    /// Segments, and sums as a JSON array, as the store takes them.
+    pub(super) fn documents(&self) -> (&[Segment], String) {
         let mut sums = String::from("[");
         for (whose, sum) in &self.sums {
             if sums.len() > 1 {
@@ -83,10 +93,10 @@ impl Batch {
             let _ = write!(sums, r#"["{day}","{key}",{model},{requests},{errors},{prompt_tokens},{cached_tokens},{completion_tokens}]"#);
         }
         sums.push(']');
-        (lines, sums)
+        (&self.segments, sums)
     }
 
-    /// All of it is written. The room is kept for the next ones, unless it has become large.
+    /// All of it is written.
     pub(super) fn written(&mut self) {
         self.drop_lines();
         self.sums.clear();
@@ -94,9 +104,8 @@ impl Batch {
 
     /// Gives up the lines, keeps the sums; how many lines that were.
     pub(super) fn drop_lines(&mut self) -> usize {
-        self.lines.clear();
-        self.lines.shrink_to(256 << 10);
-        std::mem::take(&mut self.count)
+        self.segments = Vec::new();
+        std::mem::take(&mut self.lines)
     }
 }
 
@@ -125,8 +134,8 @@ mod tests {
         for event in [event(200), event(429), UsageEvent { key_id: Some(key), model: Some("a\"b".into()), ..event(499) }] {
             assert!(batch.push(&event));
         }
-        let (lines, sums) = batch.documents();
-        assert_eq!(serde_json::from_str::<Vec<UsageEvent>>(&lines).unwrap().len(), 3);
+        let (segments, sums) = batch.documents();
+        assert_eq!((segments.len(), segments[0].lines, segments[0].events.lines().count()), (1, 3, 3));
         let mut sums: Vec<serde_json::Value> = serde_json::from_str(&sums).unwrap();
         sums.sort_by_key(|sum| sum[1].to_string());
         assert_eq!(
@@ -134,10 +143,22 @@ mod tests {
             serde_json::json!([["2025-12-01", key.to_string(), "a\"b", 1, 0, 7, 5, 10], ["2025-12-01", "none", "chat", 2, 1, 14, 10, 20]])
         );
         assert_eq!(batch.drop_lines(), 3);
-        assert_eq!(batch.documents().0, "[]");
+        assert!(batch.documents().0.is_empty());
         assert!(!batch.is_empty());
         batch.written();
         assert!(batch.is_empty());
         assert_eq!(batch.documents().1, "[]");
+    }
+
+    #[test]
+    fn segments_are_cut_at_their_size_and_know_their_times() {
+        let mut batch = Batch::default();
+        for number in 0..600 {
+            batch.push(&UsageEvent { at: 1000 - number, ..event(200) });
+        }
+        let (segments, _) = batch.documents();
+        assert_eq!(segments.iter().map(|segment| segment.lines).collect::<Vec<_>>(), [256, 256, 88]);
+        assert_eq!((segments[1].oldest_at, segments[1].newest_at), (489, 744));
+        assert_eq!(batch.lines(), 600);
     }
 }

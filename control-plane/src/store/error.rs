@@ -74,8 +74,8 @@ impl StoreError {
     }
 
     /// A line of the request log that cannot be read.
-    pub fn line(line: &str, error: serde_json::Error) -> Self {
-        Self::unreadable("requests", &line.chars().take(100).collect::<String>())(error)
+    pub fn line(number: i64, error: serde_json::Error) -> Self {
+        Self::unreadable("request log line", &number.to_string())(error)
     }
 
     /// For `map_err` of migrations.

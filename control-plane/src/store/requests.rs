@@ -1,38 +1,35 @@
 //! The log of finished requests and the sums of what keys used.
 //!
-//! Written in batches of many, as one JSON document a statement: a statement costs more than a line. The callers know what
-//! is in a line; here it is JSON with a few members that lists are filtered by.
+//! Lines are kept in segments of many and written, skipped and removed as such: a row and an index for each line would cost
+//! more of a processor than all other accounting of a request. What is in a line is known to who writes and reads it.
 
 use super::{Store, StoreError};
 
-/// Lines removed at once, so that nobody waits long for the one writer.
-const PRUNE: i64 = 5000;
+/// Segments looked at in one go, so that nobody waits long for the one writer.
+const PRUNE: i64 = 64;
+/// A segment with no more lines than this takes further ones: a quiet server would have one for each request otherwise.
+const FEW: i64 = 32;
 
-/// Which lines. What is `None` is not looked at.
-#[derive(Debug, Clone, Default)]
-pub struct RequestFilter {
-    /// Public name.
-    pub model: Option<String>,
-    /// Id or name.
-    pub key: Option<String>,
-    /// Id.
-    pub row: Option<String>,
-    /// Lowest and highest status.
-    pub status: Option<(u16, u16)>,
-    /// Code.
-    pub error: Option<String>,
-    /// First digits of the session's hash.
-    pub session: Option<String>,
-    /// Shortest whole time, milliseconds.
-    pub min_total_ms: Option<f64>,
-    /// Arrival, Unix milliseconds: the first.
-    pub from: Option<i64>,
-    /// Arrival, Unix milliseconds: the first not.
-    pub to: Option<i64>,
-    /// Part of the request's id.
-    pub request_id: Option<String>,
-    /// Only lines older than this one.
-    pub before: Option<i64>,
+/// Some lines of the log, on their way into it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// How many.
+    pub lines: u32,
+    /// Earliest arrival, Unix milliseconds.
+    pub oldest_at: i64,
+    /// Latest arrival.
+    pub newest_at: i64,
+    /// One JSON object a line, each with its line end, oldest first.
+    pub events: String,
+}
+
+/// Some lines of the log as they lie in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSegment {
+    /// Running number of the last line; those before count down from it.
+    pub last_line: i64,
+    /// As in [`Segment::events`].
+    pub events: String,
 }
 
 /// What one key used of one model on one day.
@@ -74,7 +71,7 @@ pub struct UsageFilter {
 /// How much of the log is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Keep {
-    /// Most lines.
+    /// Lines; a segment goes when all of its lines are beyond.
     pub rows: i64,
     /// Lines that arrived before go, Unix milliseconds.
     pub since: i64,
@@ -83,15 +80,48 @@ pub struct Keep {
 }
 
 impl Store {
-    /// Appends lines (a JSON array of objects with `at`) and adds sums (a JSON array of arrays in the order of
-    /// [`UsageRow`]), both or neither.
-    pub async fn record_requests(&self, lines: &str, sums: &str) -> Result<(), StoreError> {
+    /// Appends segments and adds sums (a JSON array of arrays in the order of [`UsageRow`]), both or neither.
+    pub async fn record_requests(&self, segments: &[Segment], sums: &str) -> Result<(), StoreError> {
         const DOING: &str = "writing the request log";
         let mut transaction = self.writer.begin().await.map_err(StoreError::sql(DOING))?;
-        sqlx::query!("INSERT INTO requests (at, event) SELECT value ->> '$.at', value FROM json_each(?)", lines)
-            .execute(&mut *transaction)
+        let last = sqlx::query!("SELECT last_line, lines FROM request_segments ORDER BY last_line DESC LIMIT 1")
+            .fetch_optional(&mut *transaction)
             .await
             .map_err(StoreError::sql(DOING))?;
+        let (mut last_line, mut lines) = last.map_or((0, FEW), |last| (last.last_line, last.lines));
+        for segment in segments {
+            let (before, added) = (last_line, i64::from(segment.lines));
+            last_line += added;
+            let (oldest, newest, events) = (segment.oldest_at, segment.newest_at, segment.events.as_str());
+            let written = if lines + added <= FEW {
+                sqlx::query!(
+                    "UPDATE request_segments SET last_line = ?, lines = lines + ?, events = events || ?, \
+                     oldest_at = min(oldest_at, ?), newest_at = max(newest_at, ?) WHERE last_line = ?",
+                    last_line,
+                    added,
+                    events,
+                    oldest,
+                    newest,
+                    before
+                )
+                .execute(&mut *transaction)
+                .await
+            } else {
+                sqlx::query!(
+                    "INSERT INTO request_segments (last_line, lines, oldest_at, newest_at, events) VALUES (?, ?, ?, ?, ?)",
+                    last_line,
+                    added,
+                    oldest,
+                    newest,
+                    events
+                )
+                .execute(&mut *transaction)
+                .await
+            };
+            written.map_err(StoreError::sql(DOING))?;
+            // What comes behind this one never joins it: a batch has its segments full.
+            lines = FEW;
+        }
         sqlx::query!(
             "INSERT INTO usage_days (day, key_id, model, requests, errors, prompt_tokens, cached_tokens, completion_tokens) \
              SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7 \
@@ -111,10 +141,9 @@ impl Store {
     /// Removes what is too much or too old, a part at a time; true = there may be more.
     pub async fn prune_requests(&self, keep: Keep) -> Result<bool, StoreError> {
         const DOING: &str = "pruning the request log";
-        // Lines are numbered in the order they ended in, so the oldest ones are the first.
-        let lines = sqlx::query!(
-            "DELETE FROM requests WHERE id IN (SELECT id FROM requests ORDER BY id LIMIT ?) \
-             AND (at < ? OR id <= (SELECT max(id) FROM requests) - ?)",
+        let segments = sqlx::query!(
+            "DELETE FROM request_segments WHERE last_line IN (SELECT last_line FROM request_segments ORDER BY last_line LIMIT ?) \
+             AND (newest_at < ? OR last_line <= (SELECT max(last_line) FROM request_segments) - ?)",
             PRUNE,
             keep.since,
             keep.rows
@@ -126,44 +155,23 @@ impl Store {
             .execute(&self.writer)
             .await
             .map_err(StoreError::sql(DOING))?;
-        Ok(lines.rows_affected() > 0)
+        Ok(segments.rows_affected() > 0)
     }
 
-    /// Lines, newest first: number and JSON.
-    pub async fn list_requests(&self, filter: &RequestFilter, limit: u32) -> Result<Vec<(i64, String)>, StoreError> {
-        let (low, high) = filter.status.map_or((None, None), |(low, high)| (Some(i64::from(low)), Some(i64::from(high))));
-        let rows = sqlx::query!(
-            "SELECT id, event FROM requests WHERE (?1 IS NULL OR id < ?1) AND (?2 IS NULL OR at >= ?2) AND (?3 IS NULL OR at < ?3) \
-             AND (?4 IS NULL OR model = ?4) AND (?5 IS NULL OR key_id = ?5 OR key_name = ?5) AND (?6 IS NULL OR row_id = ?6) \
-             AND (?7 IS NULL OR status BETWEEN ?7 AND ?8) AND (?9 IS NULL OR error = ?9) AND (?10 IS NULL OR session = ?10) \
-             AND (?11 IS NULL OR total_ms >= ?11) AND (?12 IS NULL OR instr(request_id, ?12) > 0) ORDER BY id DESC LIMIT ?13",
-            filter.before,
-            filter.from,
-            filter.to,
-            filter.model,
-            filter.key,
-            filter.row,
-            low,
-            high,
-            filter.error,
-            filter.session,
-            filter.min_total_ms,
-            filter.request_id,
+    /// Segments with lines numbered below `before` that arrived in this time (Unix milliseconds), newest first.
+    pub async fn list_request_segments(&self, before: i64, from: i64, to: i64, limit: u32) -> Result<Vec<StoredSegment>, StoreError> {
+        sqlx::query_as!(
+            StoredSegment,
+            "SELECT last_line, events FROM request_segments WHERE last_line - lines + 1 < ? AND newest_at >= ? AND oldest_at < ? \
+             ORDER BY last_line DESC LIMIT ?",
+            before,
+            from,
+            to,
             limit
         )
         .fetch_all(&self.readers)
         .await
-        .map_err(StoreError::sql("reading the request log"))?;
-        Ok(rows.into_iter().map(|row| (row.id, row.event)).collect())
-    }
-
-    /// The last line with this id.
-    pub async fn find_request(&self, request_id: &str) -> Result<Option<String>, StoreError> {
-        let row = sqlx::query!("SELECT event FROM requests WHERE request_id = ? ORDER BY id DESC LIMIT 1", request_id)
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(StoreError::sql("reading the request log"))?;
-        Ok(row.map(|row| row.event))
+        .map_err(StoreError::sql("reading the request log"))
     }
 
     /// Sums in order of day, key and model.

@@ -6,12 +6,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Request;
 use crate::api::error::ApiError;
-use crate::store::requests::RequestFilter;
+use crate::recorder::log::RequestFilter;
 
 /// Requests of a page where the caller does not say.
-const DEFAULT_LIMIT: u32 = 100;
+const DEFAULT_LIMIT: usize = 100;
 /// The most requests of a page.
-const MOST: u32 = 1000;
+const MOST: usize = 1000;
 
 /// Whether a request has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
@@ -54,14 +54,14 @@ pub struct RequestParams {
     /// Part of the request's id.
     request_id: Option<String>,
     /// The most requests to answer. Default 100, at most 1000.
-    limit: Option<u32>,
+    limit: Option<usize>,
     /// `next_cursor` of the page before.
     cursor: Option<String>,
 }
 
 impl RequestParams {
     /// Requests of the page.
-    pub fn limit(&self) -> u32 {
+    pub fn limit(&self) -> usize {
         self.limit.unwrap_or(DEFAULT_LIMIT).clamp(1, MOST)
     }
 
@@ -78,7 +78,8 @@ impl RequestParams {
             min_total_ms: self.min_total_ms,
             from: self.from.as_deref().map(|text| time("from", text)).transpose()?,
             to: self.to.as_deref().map(|text| time("to", text)).transpose()?,
-            request_id: self.request_id.clone(),
+            request_id: None,
+            request_id_part: self.request_id.clone(),
             before: self.cursor.as_ref().map(cursor).transpose()?,
         })
     }

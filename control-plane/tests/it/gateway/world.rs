@@ -12,10 +12,10 @@ use lifeboat::gateway::active::ActiveRequests;
 use lifeboat::gateway::{GatewayDeps, router};
 use lifeboat::ids::{Generation, RowId};
 use lifeboat::keys::Keys;
+use lifeboat::recorder::log::{self, RequestFilter};
 use lifeboat::recorder::{Recorder, Retention, UsageEvent};
 use lifeboat::registry::{Demand, Endpoint, Registry, RowLoad, RowState, RowStatus, RowView};
 use lifeboat::store::Store;
-use lifeboat::store::requests::RequestFilter;
 use lifeboat::telemetry::metrics::Metrics;
 use lifeboat_engines::spec::{DesiredState, EngineKind};
 use serde_json::Value;
@@ -164,8 +164,8 @@ impl World {
     /// All finished requests, newest first.
     pub async fn events(&self) -> Vec<UsageEvent> {
         self.recorder.flush().await;
-        let lines = self.store.list_requests(&RequestFilter::default(), 1000).await.unwrap();
-        lines.iter().map(|(_, line)| serde_json::from_str(line).unwrap()).collect()
+        let lines = log::list(&self.store, &RequestFilter::default(), 1000).await.unwrap();
+        lines.into_iter().map(|(_, event)| event).collect()
     }
 
     /// The last finished request, once so many are done.
