@@ -6,6 +6,7 @@
 //! - [`aggregate`] a streamed reply -> the document of one that is not streamed
 //! - `chat` the shapes of chat completions, by which all others are translated
 //! - [`errors`] one error type -> the object each dialect's clients expect, with stable codes
+//! - [`conversation`] a prompt as the pieces that decide what an engine can reuse
 //! - [`from_chat`] a chat stream -> the stream of another dialect
 //! - [`messages`] Anthropic's Messages <-> chat completions
 //! - [`ollama`] Ollama's API <-> chat completions and embeddings
@@ -17,6 +18,7 @@
 
 pub mod aggregate;
 mod chat;
+pub mod conversation;
 pub mod errors;
 pub mod from_chat;
 pub mod messages;
@@ -33,5 +35,5 @@ pub use aggregate::Aggregate;
 pub use chat::Flavor;
 pub use errors::{ApiError, Dialect, ErrorCode};
 pub use from_chat::FromChat;
-pub use request::{Peek, PeekError, peek, splice_model};
+pub use request::{Peek, PeekError, PromptSpans, peek, splice_model};
 pub use usage::{BodyReader, StreamReader, Usage};

@@ -27,10 +27,34 @@ pub struct Peek {
     pub max_tokens: Option<u64>,
     /// `stream_options.include_usage` is set.
     pub include_usage: bool,
+    /// Where the prompt stands, for those parts of it that the body has.
+    pub prompt: PromptSpans,
+    /// What names the conversation, where the body says (`prompt_cache_key`, `previous_response_id`, `conversation`,
+    /// Anthropic's `metadata.user_id`), the strongest of them.
+    pub session: Option<String>,
+    /// `user`: who asks, which is not which conversation.
+    pub user: Option<String>,
+    /// Where the value of `id_slot` stands, if the client sent one.
+    pub id_slot: Option<Range<usize>>,
     /// Where a new field can be inserted: right behind the opening brace.
     pub insert_at: usize,
     /// The object has no field at all (an inserted one then takes no comma).
     pub is_empty: bool,
+}
+
+/// The parts of a body that make the prompt, as places in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PromptSpans {
+    /// `tools`.
+    pub tools: Option<Range<usize>>,
+    /// `system` (Anthropic) or `instructions` (responses).
+    pub system: Option<Range<usize>>,
+    /// `messages`.
+    pub messages: Option<Range<usize>>,
+    /// `prompt` (completions).
+    pub prompt: Option<Range<usize>>,
+    /// `input` (responses, embeddings).
+    pub input: Option<Range<usize>>,
 }
 
 /// Why a body cannot be used.
@@ -65,7 +89,31 @@ impl From<PeekError> for ApiError {
 }
 
 /// Fields that are read. The rest of the body is checked to be JSON and skipped.
-const FIELDS: [&str; 7] = ["model", "stream", "n", "max_tokens", "max_completion_tokens", "max_output_tokens", "stream_options"];
+const FIELDS: [&str; 19] = [
+    "model",
+    "stream",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "stream_options",
+    "tools",
+    "system",
+    "instructions",
+    "messages",
+    "prompt",
+    "input",
+    "prompt_cache_key",
+    "previous_response_id",
+    "conversation",
+    "metadata",
+    "user",
+    "id_slot",
+];
+/// Of those, the ones whose value Lifeboat acts on: there twice, the engine might take the other one.
+const OWNED: usize = 7;
+/// Longest name of a conversation that is taken for one, bytes.
+const SESSION_BYTES: usize = 256;
 
 /// Reads the owned fields. Takes time proportional to the body and memory for the owned fields only.
 pub fn peek(body: &[u8]) -> Result<Peek, PeekError> {
@@ -77,7 +125,28 @@ pub fn peek(body: &[u8]) -> Result<Peek, PeekError> {
     if let Some(field) = found.duplicate {
         return Err(PeekError::Duplicate(field));
     }
-    let [model, stream, n, max_tokens, max_completion_tokens, max_output_tokens, stream_options] = found.values;
+    let [
+        model,
+        stream,
+        n,
+        max_tokens,
+        max_completion_tokens,
+        max_output_tokens,
+        stream_options,
+        tools,
+        system,
+        instructions,
+        messages,
+        prompt,
+        input,
+        cache_key,
+        previous,
+        conversation,
+        metadata,
+        user,
+        id_slot,
+    ] = found.values;
+    let place = |raw: Option<&RawValue>| raw.filter(|raw| !is_null(raw)).and_then(|raw| span(body, raw));
     let whole = |raw: Option<&RawValue>| raw.and_then(|raw| raw.get().parse::<u64>().ok());
     Ok(Peek {
         model: model.filter(|raw| !is_null(raw)).map(|raw| read_model(body, raw)).transpose()?,
@@ -85,6 +154,16 @@ pub fn peek(body: &[u8]) -> Result<Peek, PeekError> {
         n: whole(n).and_then(|n| u32::try_from(n).ok()),
         max_tokens: whole(max_completion_tokens).or(whole(max_tokens)).or(whole(max_output_tokens)),
         include_usage: stream_options.is_some_and(wants_usage),
+        prompt: PromptSpans {
+            tools: place(tools),
+            system: place(system).or(place(instructions)),
+            messages: place(messages),
+            prompt: place(prompt),
+            input: place(input),
+        },
+        session: name_in(cache_key, "id").or(name_in(previous, "id")).or(name_in(conversation, "id")).or(name_in(metadata, "user_id")),
+        user: name_in(user, "id"),
+        id_slot: place(id_slot),
         insert_at: body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1),
         is_empty: found.is_empty,
     })
@@ -94,15 +173,28 @@ fn is_null(raw: &RawValue) -> bool {
     raw.get() == "null"
 }
 
-fn read_model(body: &[u8], raw: &RawValue) -> Result<(String, Range<usize>), PeekError> {
-    let name = serde_json::from_str::<String>(raw.get()).map_err(|_| PeekError::WrongType { field: "model", wanted: "a string" })?;
-    // The raw value borrows from the body, so its place is the distance of the two addresses.
+/// Where a value borrowed from the body stands in it: the distance of the two addresses.
+fn span(body: &[u8], raw: &RawValue) -> Option<Range<usize>> {
     let start = raw.get().as_ptr().addr().wrapping_sub(body.as_ptr().addr());
     let span = start..start.saturating_add(raw.get().len());
-    match body.get(span.clone()) {
-        Some(bytes) if bytes == raw.get().as_bytes() => Ok((name, span)),
-        _ => Err(PeekError::WrongType { field: "model", wanted: "a string" }),
-    }
+    (body.get(span.clone()).is_some_and(|bytes| std::ptr::eq(bytes, raw.get().as_bytes()))).then_some(span)
+}
+
+fn read_model(body: &[u8], raw: &RawValue) -> Result<(String, Range<usize>), PeekError> {
+    let wrong = PeekError::WrongType { field: "model", wanted: "a string" };
+    let name = serde_json::from_str::<String>(raw.get()).map_err(|_| wrong.clone())?;
+    Ok((name, span(body, raw).ok_or(wrong)?))
+}
+
+/// A name that a client gave: a string, or the string `field` of an object. One that is too long is none.
+fn name_in(raw: Option<&RawValue>, field: &str) -> Option<String> {
+    let raw = raw?.get();
+    let name = if raw.starts_with('{') {
+        serde_json::from_str::<serde_json::Value>(raw).ok()?.get(field)?.as_str()?.to_owned()
+    } else {
+        serde_json::from_str::<String>(raw).ok()?
+    };
+    (!name.is_empty() && name.len() <= SESSION_BYTES).then_some(name)
 }
 
 fn read_stream(raw: Option<&RawValue>) -> Result<bool, PeekError> {
@@ -148,7 +240,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             };
             let value = map.next_value::<&RawValue>()?;
             let (Some(place), Some(field)) = (found.values.get_mut(index), FIELDS.get(index)) else { continue };
-            if place.replace(value).is_some() {
+            if place.replace(value).is_some() && (index < OWNED || *field == "id_slot") {
                 found.duplicate = Some(*field);
             }
         }
