@@ -16,6 +16,7 @@ mod merge;
 pub mod models;
 pub mod openapi;
 pub mod page;
+pub mod pools;
 pub mod probes;
 pub mod requests;
 pub mod servers;

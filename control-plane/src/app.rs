@@ -70,7 +70,11 @@ impl RunningApp {
         let token = LocalToken::create(&config.data_dir).map_err(StartError::DataDir)?;
         let keys = Keys::load(&store, Some(&token), is_loopback(address.ip())).await?;
 
+        let modes = store.list_pool_modes().await?;
         let parts = Parts::build(config, store, keys, mode, started);
+        for (name, mode) in modes {
+            parts.pools.set_mode(&name, crate::routing::Mode::named(&mode));
+        }
         parts.start_tasks();
         let service = routes::service(parts.routes(), &parts.config.security, address);
         let (config, lifecycle) = (Arc::clone(&parts.config), parts.lifecycle.clone());

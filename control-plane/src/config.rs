@@ -155,6 +155,14 @@ pub struct GatewayConfig {
     pub request_log_max_days: u32,
     /// Days for which the sums of what each key used are kept. Default 400.
     pub usage_max_days: u32,
+    /// Bytes of the index that tells which row has read which prompt. Default 8 MiB.
+    pub prefix_index_bytes: usize,
+    /// Conversations whose row is remembered. Default 65,536.
+    pub conversations: usize,
+    /// Longest wait for the row that holds a conversation while another one is free, at most half of `queue_wait`.
+    /// Default 30 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub home_wait: Duration,
 }
 
 impl Default for GatewayConfig {
@@ -178,6 +186,9 @@ impl Default for GatewayConfig {
             request_log_max_rows: 200_000,
             request_log_max_days: 14,
             usage_max_days: 400,
+            prefix_index_bytes: 8 << 20,
+            conversations: 65_536,
+            home_wait: Duration::from_secs(30),
         }
     }
 }

@@ -6,7 +6,9 @@
 //!
 //! - `openai`, `anthropic` the routes of each dialect, and its list of models
 //! - `intake` request bodies, bounded; `peek` the few fields that are read
-//! - `admission` who may use an engine now and who waits; `router` which engine (pure)
+//! - `prompt` what the router is told of a request; `admission` who may use an engine now and who waits, by the decisions of
+//!   [`crate::routing`]; `fleet` its rows as the router knows them; `outlook` whether waiting makes sense; `permit` the right
+//!   to use an engine; `pools` all of it for those who show or set something
 //! - `proxy` one call up to its first byte, and what may be tried again
 //! - `body` the rest of the reply; `heartbeat` company for those who wait
 //! - `standing` what a key has left, as headers
@@ -19,14 +21,18 @@ mod anthropic;
 mod body;
 mod error;
 mod exchange;
+mod fleet;
 mod heartbeat;
 mod intake;
 mod meter;
 mod openai;
+mod outlook;
 mod peek;
+mod permit;
+mod pools;
+mod prompt;
 mod proxy;
 mod route;
-mod router;
 mod standing;
 #[cfg(test)]
 mod testing;
@@ -49,8 +55,8 @@ use self::active::ActiveRequests;
 use self::admission::Admission;
 use self::error::Failure;
 use self::intake::Intake;
+pub use self::pools::Pools;
 use self::proxy::Proxy;
-use crate::activator::Activator;
 use crate::config::{Config, GatewayConfig};
 use crate::keys::{Keys, Principal, Scope};
 use crate::recorder::Recorder;
@@ -66,8 +72,8 @@ pub struct GatewayDeps {
     pub registry: Arc<Registry>,
     /// All keys.
     pub keys: Arc<Keys>,
-    /// Wakes the reconciler when a sleeping row is wanted.
-    pub activator: Activator,
+    /// Who may use which row, and who waits.
+    pub pools: Pools,
     /// Numbers.
     pub metrics: Arc<Metrics>,
     /// Takes usage events.
@@ -96,7 +102,7 @@ struct Gateway {
 /// The routes of the data plane. Starts the task that follows the registry on the given tracker.
 pub fn router(deps: GatewayDeps) -> Router {
     let config = deps.config.gateway.clone();
-    let admission = Admission::new(Arc::clone(&deps.registry), deps.activator, Arc::clone(&deps.metrics), config.clone());
+    let admission = deps.pools.0;
     deps.tracker.spawn(Arc::clone(&admission).follow(deps.token.clone()));
     let gateway = Arc::new(Gateway {
         proxy: Proxy::new(&config, &deps.tracker),

@@ -79,6 +79,33 @@ pub struct RowStatus {
     pub progress: Option<Progress>,
 }
 
+/// How an engine keeps the prompts it has read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptCache {
+    /// Each slot a conversation of its own, some more in host memory; the request may name its slot.
+    Slots {
+        /// Tokens that host memory holds.
+        host_tokens: u64,
+    },
+    /// One pool that all requests share, or nothing is known of it.
+    Pool {
+        /// Tokens it holds.
+        tokens: u64,
+    },
+}
+
+impl PromptCache {
+    /// What an engine launched by us has, from what its row was resolved to. `slots` = it lets the request name its slot.
+    pub fn of(resolved: &Resolved, slots: bool) -> Self {
+        let tokens = u64::from(resolved.context).saturating_mul(u64::from(resolved.slots));
+        if !slots {
+            return Self::Pool { tokens };
+        }
+        let bytes_per_token = resolved.memory.kv_bytes.checked_div(tokens).unwrap_or(0).max(1);
+        Self::Slots { host_tokens: (u64::from(resolved.host_cache_mib) << 20) / bytes_per_token }
+    }
+}
+
 /// How to reach one running engine, and how busy it is.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -96,6 +123,8 @@ pub struct Endpoint {
     pub slots: u32,
     /// Tokens of context of one slot; 0 = not known.
     pub context: u32,
+    /// How it keeps the prompts it has read.
+    pub cache: PromptCache,
     /// Live count of requests on it.
     pub load: RowLoad,
     /// Since when it serves: an idle unload counts from here until the first byte.
@@ -175,11 +204,13 @@ const LIGHT: u64 = 1 << 32;
 const SLOTS: u64 = LIGHT - 1;
 
 impl RowLoad {
-    /// Takes a slot if the gate is open and fewer than `limit` are taken. The caller owes a [`RowLoad::leave`].
-    pub fn try_enter(&self, limit: u32) -> bool {
+    /// Takes so many slots if the gate is open and no more than `limit` are taken then. The caller owes a
+    /// [`RowLoad::leave`] of as many.
+    pub fn try_enter(&self, slots: u32, limit: u32) -> bool {
+        let slots = u64::from(slots);
         self.word
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-                (word & CLOSED == 0 && word & SLOTS < u64::from(limit)).then(|| word + 1)
+                (word & CLOSED == 0 && (word & SLOTS) + slots <= u64::from(limit)).then(|| word + slots)
             })
             .is_ok()
     }
@@ -201,11 +232,12 @@ impl RowLoad {
         self.word.fetch_sub(LIGHT, Ordering::AcqRel);
     }
 
-    /// Gives a slot back and notes the time of the last byte.
-    pub fn leave(&self) {
+    /// Gives so many slots back and notes the time of the last byte.
+    pub fn leave(&self, slots: u32) {
         *self.last_byte.lock() = Some(Instant::now());
         self.moved();
-        if self.word.fetch_sub(1, Ordering::AcqRel) & (CLOSED | SLOTS) == CLOSED | 1 {
+        let slots = u64::from(slots);
+        if self.word.fetch_sub(slots, Ordering::AcqRel) & (CLOSED | SLOTS) == CLOSED | slots {
             self.left.notify_waiters();
         }
     }
@@ -374,20 +406,20 @@ mod tests {
     #[test]
     fn no_more_than_the_limit_may_enter() {
         let load = RowLoad::default();
-        assert!(load.try_enter(2) && load.try_enter(2));
-        assert!(!load.try_enter(2));
-        load.leave();
-        assert!(load.try_enter(2));
+        assert!(load.try_enter(1, 2) && load.try_enter(1, 2));
+        assert!(!load.try_enter(1, 2));
+        load.leave(1);
+        assert!(load.try_enter(1, 2));
     }
 
     #[test]
     fn an_idle_close_fails_while_somebody_is_inside_and_shuts_out_later_ones() {
         let load = RowLoad::default();
-        assert!(load.try_enter(1));
+        assert!(load.try_enter(1, 1));
         assert!(!load.close_if_idle());
-        load.leave();
+        load.leave(1);
         assert!(load.close_if_idle());
-        assert!(!load.try_enter(1));
+        assert!(!load.try_enter(1, 1));
         assert_eq!(load.in_flight(), 0);
     }
 
@@ -396,9 +428,9 @@ mod tests {
         let load = RowLoad::default();
         assert!(load.try_enter_light(1));
         assert!(!load.try_enter_light(1));
-        assert!(load.try_enter(1));
+        assert!(load.try_enter(1, 1));
         assert_eq!((load.in_flight(), load.light()), (1, 1));
-        load.leave();
+        load.leave(1);
         assert!(!load.close_if_idle());
         load.leave_light();
         assert!(load.close_if_idle());
@@ -408,24 +440,24 @@ mod tests {
     #[test]
     fn a_drain_keeps_counting_those_inside() {
         let load = RowLoad::default();
-        assert!(load.try_enter(4));
+        assert!(load.try_enter(1, 4));
         load.close();
-        assert!(!load.try_enter(4));
+        assert!(!load.try_enter(1, 4));
         assert_eq!(load.in_flight(), 1);
-        load.leave();
+        load.leave(1);
         assert_eq!(load.in_flight(), 0);
     }
 
     #[tokio::test]
     async fn a_drain_ends_when_the_last_one_leaves() {
         let load = std::sync::Arc::new(RowLoad::default());
-        assert!(load.try_enter(4) && load.try_enter(4));
+        assert!(load.try_enter(1, 4) && load.try_enter(1, 4));
         load.close();
         let inside = std::sync::Arc::clone(&load);
         let (drained, ()) = tokio::join!(tokio::time::timeout(std::time::Duration::from_secs(5), load.drained()), async move {
-            inside.leave();
+            inside.leave(1);
             tokio::task::yield_now().await;
-            inside.leave();
+            inside.leave(1);
         });
         assert!(drained.is_ok());
     }

@@ -8,6 +8,7 @@
 
 mod error;
 pub mod keys;
+pub mod pools;
 pub mod requests;
 pub mod servers;
 pub mod status;

@@ -253,6 +253,41 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/pools": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** All pools, by name. */
+        get: operations["list_pools"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/pools/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One pool: its mode, its heat, who waits, and the load of its rows. */
+        get: operations["find_pool"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        /** Changes how a pool chooses its rows, from the next request on. */
+        patch: operations["update_pool"];
+        trace?: never;
+    };
     "/api/requests": {
         parameters: {
             query?: never;
@@ -651,6 +686,11 @@ export interface components {
             /** @description What it is for, 1 to 100 characters. */
             name?: string | null;
         };
+        /** @description Changes of a pool. */
+        EditPool: {
+            /** @description How it chooses its rows: `ttft` (default), `throughput`, `sticky` or `hybrid`. */
+            mode: components["schemas"]["Mode"];
+        };
         /**
          * @description The kinds of engine Lifeboat drives.
          * @enum {string}
@@ -1012,6 +1052,47 @@ export interface components {
             /** @enum {string} */
             family: "other";
         };
+        /** @description One pool. */
+        LineView: {
+            /**
+             * Format: int64
+             * @description Conversations that had to be read anew on another row, over all pools.
+             */
+            cold_moves: number;
+            /** @description Conversations whose row is known, over all pools: by the end of their prompt, and by the client's key. */
+            conversations: number[];
+            /** @description What it comes to now (`hybrid` is `ttft` while cool, `throughput` while hot). */
+            effective_mode: components["schemas"]["Mode"];
+            /**
+             * Format: double
+             * @description 0 = idle, 1 = all slots taken or all reading speed used; above 1 requests wait.
+             */
+            heat: number;
+            /**
+             * Format: double
+             * @description The part of the heat that comes from reading prompts.
+             */
+            heat_reading: number;
+            /**
+             * Format: double
+             * @description The part of the heat that comes from slots.
+             */
+            heat_slots: number;
+            /** @description Mode set by the operator. */
+            mode: components["schemas"]["Mode"];
+            /**
+             * Format: double
+             * @description Seconds a request that came now would wait for a slot if all are taken; not known before the first replies.
+             */
+            predicted_wait_seconds?: number | null;
+            /**
+             * Format: int64
+             * @description Times `hybrid` turned hot or cool.
+             */
+            switches: number;
+            /** @description Requests waiting. */
+            waiting: number;
+        };
         /** @description A model that is on disk, complete and verified. */
         LocalModel: {
             /**
@@ -1075,6 +1156,11 @@ export interface components {
              */
             weights_bytes: number;
         };
+        /**
+         * @description How a pool chooses its rows.
+         * @enum {string}
+         */
+        Mode: "ttft" | "throughput" | "sticky" | "hybrid";
         /** @description What the header of a model file tells. */
         ModelFacts: {
             /** @description `general.architecture`, for example `llama`. */
@@ -1334,6 +1420,18 @@ export interface components {
             next_cursor?: string | null;
         };
         /** @description One page of a list. */
+        Page_Pool: {
+            /** @description The items. */
+            data: (components["schemas"]["LineView"] & {
+                /** @description The public name. */
+                name: string;
+                /** @description Its rows. */
+                rows: components["schemas"]["PoolRow"][];
+            })[];
+            /** @description Ask for the next page with this; `null` = this is the last one. */
+            next_cursor?: string | null;
+        };
+        /** @description One page of a list. */
         Page_Request: {
             /** @description The items. */
             data: {
@@ -1568,6 +1666,21 @@ export interface components {
          * @enum {string}
          */
         Phase: "arriving" | "queued" | "prefill" | "decoding" | "done";
+        /** @description All rows of one public name. */
+        Pool: components["schemas"]["LineView"] & {
+            /** @description The public name. */
+            name: string;
+            /** @description Its rows. */
+            rows: components["schemas"]["PoolRow"][];
+        };
+        /** @description One row of a pool. */
+        PoolRow: {
+            /** @description Its id. */
+            id: string;
+            load?: components["schemas"]["RowLoadView"] | null;
+            /** @description Where it stands. */
+            state: components["schemas"]["RowState"];
+        };
         /**
          * @description Whether a prefix of a conversation can be kept by the engine (ENGINES 6.4).
          * @enum {string}
@@ -1803,6 +1916,56 @@ export interface components {
         };
         /** @description Identifies one server row for as long as the row exists. */
         RowId: string;
+        /** @description The load and speed of one row. */
+        RowLoadView: {
+            /** @description `closed` (in use), `open` (left alone after failures) or `half_open` (being tried). */
+            breaker: string;
+            /**
+             * Format: double
+             * @description Seconds until an open breaker lets a request through.
+             */
+            breaker_opens_in_seconds: number;
+            /**
+             * Format: double
+             * @description Tokens per second of one stream.
+             */
+            decode_tokens_per_second: number;
+            /**
+             * Format: int32
+             * @description Slots taken.
+             */
+            in_flight: number;
+            /**
+             * Format: int32
+             * @description Slots it may use now (fewer right after it failed).
+             */
+            limit: number;
+            /**
+             * Format: double
+             * @description Prompt tokens it has been sent and has not read yet.
+             */
+            pending_tokens: number;
+            /**
+             * Format: double
+             * @description Prompt tokens it reads per second.
+             */
+            prefill_tokens_per_second: number;
+            /**
+             * Format: double
+             * @description Tokens of conversations that it is thought to hold.
+             */
+            resident_tokens: number;
+            /**
+             * Format: double
+             * @description Seconds a request keeps its slot.
+             */
+            service_seconds: number;
+            /**
+             * Format: int32
+             * @description Waiting requests that wait for this row.
+             */
+            waiters: number;
+        };
         /**
          * @description Where a row stands, as observed.
          * @enum {string}
@@ -2651,6 +2814,102 @@ export interface operations {
                 };
             };
             502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    list_pools: {
+        parameters: {
+            query?: {
+                /** @description The most items to answer. Default 100, at most 1000. */
+                limit?: number;
+                /** @description `next_cursor` of the page before. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Pool"];
+                };
+            };
+        };
+    };
+    find_pool: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Public model name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Pool"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+        };
+    };
+    update_pool: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Public model name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["EditPool"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Pool"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorEnvelope"];
+                };
+            };
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

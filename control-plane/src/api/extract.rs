@@ -41,6 +41,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     }
 }
 
+/// A name or an id from the path.
+#[derive(Debug, Clone)]
+pub struct Name(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let text = Path::<String>::from_request_parts(parts, state).await.map(|Path(text)| text);
+        text.map(Self).map_err(|rejection| ApiError::invalid(rejection.body_text()))
+    }
+}
+
 /// The id of a server row from the path. An id that cannot be one is simply not found.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerId(pub RowId);
@@ -49,8 +62,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ServerId {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let text = Path::<String>::from_request_parts(parts, state).await.map(|Path(text)| text);
-        let text = text.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
+        let Name(text) = Name::from_request_parts(parts, state).await?;
         text.parse().map(Self).map_err(|_| ApiError::not_found("server row", &text))
     }
 }

@@ -10,6 +10,7 @@ use crate::activator::Activator;
 use crate::config::Config;
 use crate::engines::Engines;
 use crate::events::Events;
+use crate::gateway::Pools;
 use crate::gateway::active::ActiveRequests;
 use crate::jobs::Jobs;
 use crate::keys::Keys;
@@ -43,6 +44,8 @@ pub struct ApiDeps {
     pub jobs: Arc<Jobs>,
     /// What has changed.
     pub events: Arc<Events>,
+    /// How requests are shared among the rows of one name.
+    pub pools: Pools,
     /// The numbers of `/metrics`.
     pub metrics: Arc<Metrics>,
     /// Writes the request log.

@@ -11,7 +11,7 @@ use utoipa_axum::{PathItemExt, routes};
 
 use super::servers::{actions, logs};
 use super::state::ApiState;
-use super::{engines, events, hardware, jobs, keys, models, probes, requests, servers, status, usage};
+use super::{engines, events, hardware, jobs, keys, models, pools, probes, requests, servers, status, usage};
 
 macro_rules! table {
     ($router:ident, $document:ident: $($module:ident: $($handler:ident),+;)+) => {
@@ -41,6 +41,7 @@ table! { api_routes, api_document:
     keys: list_keys, create_key, update_key, revoke_key;
     jobs: list_jobs, find_job, cancel_job;
     events: list_events;
+    pools: list_pools, find_pool, update_pool;
     requests: list_requests, find_request, cancel_request;
     usage: list_usage;
     hardware: hardware_profile;

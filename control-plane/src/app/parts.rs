@@ -17,7 +17,7 @@ use crate::download::Downloads;
 use crate::engines::Engines;
 use crate::events::Events;
 use crate::gateway::active::ActiveRequests;
-use crate::gateway::{self, GatewayDeps};
+use crate::gateway::{self, GatewayDeps, Pools};
 use crate::host::facts;
 use crate::host::http::Http;
 use crate::jobs::Jobs;
@@ -50,6 +50,8 @@ pub(super) struct Parts {
     activator: Activator,
     events: Arc<Events>,
     jobs: Arc<Jobs>,
+    /// How requests are shared among the rows of one name.
+    pub pools: Pools,
     metrics: Arc<Metrics>,
     recorder: Arc<Recorder>,
     active: Arc<ActiveRequests>,
@@ -75,6 +77,7 @@ impl Parts {
             usage_days: config.gateway.usage_max_days,
         };
         let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), retention, tracker, hard.clone());
+        let pools = Pools::new(Arc::clone(&registry), activator.clone(), Arc::clone(&metrics), config.gateway.clone());
         let (running, ended) = (config.http.running_jobs, config.http.ended_jobs);
         let jobs = Jobs::new(running, ended, Arc::clone(&events), tracker.clone(), lifecycle.soft.child_token());
         let supervisor = (mode == Mode::Serve).then(|| {
@@ -101,6 +104,7 @@ impl Parts {
             registry,
             activator,
             events,
+            pools,
             metrics,
             recorder,
             active: Arc::default(),
@@ -140,6 +144,7 @@ impl Parts {
             supervisor: self.supervisor.clone(),
             jobs: Arc::clone(&self.jobs),
             events: Arc::clone(&self.events),
+            pools: self.pools.clone(),
             metrics: Arc::clone(&self.metrics),
             recorder: Arc::clone(&self.recorder),
             active: Arc::clone(&self.active),
@@ -151,7 +156,7 @@ impl Parts {
             config: Arc::clone(&self.config),
             registry: Arc::clone(&self.registry),
             keys: Arc::clone(&self.keys),
-            activator: self.activator.clone(),
+            pools: self.pools.clone(),
             metrics: Arc::clone(&self.metrics),
             recorder: Arc::clone(&self.recorder),
             active: Arc::clone(&self.active),

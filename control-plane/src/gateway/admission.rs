@@ -1,12 +1,11 @@
 //! Who may use an engine now, and who waits.
 //!
-//! A row never has more requests than slots, so no engine holds a queue we cannot see. Whoever finds no slot waits in one
-//! bounded line per model name, first come first served, with a deadline. Slots change hands directly: the task that
-//! gives one back moves the permit to the next waiter, so there is no herd, no lost wake-up and no overtaking. A shut gate
-//! (an unload, a drain) only ever means waiting on. The lock is held for a few comparisons and never across an await;
-//! permits are never dropped under it, because their drop takes it.
+//! A row never has more requests than slots, so no engine holds a queue we cannot see. The router decides which row, which
+//! slot and whose turn it is; here its decisions meet tasks, gates and deadlines. Slots change hands directly: the task that
+//! gives one back moves the permit to the next waiter, so there is no herd and no lost wake-up. A shut gate (an unload, a
+//! drain) only ever means waiting on. The lock is held for a decision and never across an await; permits are never dropped
+//! under it, because their drop takes it.
 
-mod line;
 #[cfg(test)]
 mod tests;
 
@@ -19,23 +18,28 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::fleet::Fleet;
+use super::outlook::{self, Class, Outlook};
+use super::permit::Permit;
 use crate::activator::Activator;
 use crate::config::GatewayConfig;
 use crate::ids::RowId;
 use crate::registry::{DemandGuard, Endpoint, Registry, RowView, Snapshot};
+use crate::routing::{Arrival, Ask, LineView, Mode, RowLoadView, Settings, Ticket};
 use crate::telemetry::metrics::Metrics;
-
-use self::line::{Lines, Waiter};
-use super::router::{self, Class, Outlook, Question};
-
-/// The weight of one finished request in the running mean of service times.
-const SERVICE_WEIGHT: f64 = 0.2;
 
 /// Why a request gets no slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// No row has this name (any more).
     UnknownModel,
+    /// It wants more slots at once than any row has.
+    TooHeavy {
+        /// Slots it wants.
+        wanted: u32,
+        /// Slots of the largest row.
+        slots: u32,
+    },
     /// The line is full, or so long that the wait cannot fit.
     Full {
         /// Requests waiting.
@@ -63,37 +67,17 @@ pub(super) enum Refusal {
 
 /// One request that wants a slot.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ask<'a> {
+pub(super) struct Claim<'a> {
     /// Model name as asked.
     pub name: &'a str,
     /// What it takes.
     pub class: Class,
+    /// What the router is told of it.
+    pub ask: &'a Ask,
     /// Engines that failed it already.
     pub avoid: &'a [Arc<Endpoint>],
     /// When the request arrived; every wait counts from here.
     pub arrived: Instant,
-}
-
-/// The right to use one engine; given back when dropped.
-#[derive(Debug)]
-pub(super) struct Permit {
-    admission: Arc<Admission>,
-    /// The row.
-    pub row: Arc<RowView>,
-    /// Its engine.
-    pub endpoint: Arc<Endpoint>,
-    class: Class,
-    entered: Instant,
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        match self.class {
-            Class::Generation => self.endpoint.load.leave(),
-            Class::Light => self.endpoint.load.leave_light(),
-        }
-        self.admission.given_back(self);
-    }
 }
 
 /// Word to a waiter, on its way once the lock is free.
@@ -113,33 +97,66 @@ pub(super) struct Admission {
     activator: Activator,
     metrics: Arc<Metrics>,
     config: GatewayConfig,
+    started: Instant,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    lines: Lines,
-    /// Counts the choices, so that equal rows take turns.
-    turn: usize,
-    /// Running mean of how long a request keeps its slot, seconds, by public name.
-    service: HashMap<String, f64>,
+    generation: Fleet,
+    light: Fleet,
+    modes: HashMap<String, Mode>,
+    waiters: HashMap<u64, Waiter>,
+    /// The waiter of each ticket.
+    tickets: HashMap<(Class, Ticket), u64>,
+    last: u64,
+}
+
+/// One waiting request.
+#[derive(Debug)]
+struct Waiter {
+    class: Class,
+    name: Arc<str>,
+    ticket: Ticket,
+    grant: oneshot::Sender<Result<Permit, Refusal>>,
+    /// The row it asks to be brought up.
+    demand: Option<(RowId, DemandGuard)>,
+}
+
+impl State {
+    const fn fleet(&mut self, class: Class) -> &mut Fleet {
+        match class {
+            Class::Generation => &mut self.generation,
+            Class::Light => &mut self.light,
+        }
+    }
+
+    fn sync(&mut self, snapshot: &Arc<Snapshot>, now: f64) {
+        self.generation.sync(snapshot, &self.modes, now);
+        self.light.sync(snapshot, &self.modes, now);
+    }
+
+    fn take_waiter(&mut self, id: u64) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&id)?;
+        self.tickets.remove(&(waiter.class, waiter.ticket));
+        Some(waiter)
+    }
 }
 
 /// A place in a line; leaving early gives it up.
 #[derive(Debug)]
 struct Place {
     admission: Arc<Admission>,
-    name: String,
-    class: Class,
-    ticket: u64,
+    id: u64,
     word: oneshot::Receiver<Result<Permit, Refusal>>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.admission.state.lock();
-        if state.lines.remove(self.class, &self.name, self.ticket).is_some() {
-            self.admission.show_length(&state, self.class, &self.name);
+        if let Some(waiter) = state.take_waiter(self.id) {
+            state.fleet(waiter.class).router.left(&waiter.name, waiter.ticket);
+            self.admission.show_length(&mut state, waiter.class, &waiter.name);
         }
     }
 }
@@ -151,7 +168,27 @@ enum Entry {
 
 impl Admission {
     pub(super) fn new(registry: Arc<Registry>, activator: Activator, metrics: Arc<Metrics>, config: GatewayConfig) -> Arc<Self> {
-        Arc::new(Self { registry, activator, metrics, config, state: Mutex::default() })
+        let settings = Settings {
+            index_bytes: config.prefix_index_bytes,
+            conversations: config.conversations,
+            patience: config.home_wait.as_secs_f64(),
+        };
+        // A call that needs no slot has no prompt worth finding again.
+        let none = Settings { index_bytes: 0, conversations: 0, ..settings };
+        let state = State {
+            generation: Fleet::new(Class::Generation, config.light_per_row, settings),
+            light: Fleet::new(Class::Light, config.light_per_row, none),
+            modes: HashMap::new(),
+            waiters: HashMap::new(),
+            tickets: HashMap::new(),
+            last: 0,
+        };
+        Arc::new(Self { registry, activator, metrics, config, started: Instant::now(), state: Mutex::new(state) })
+    }
+
+    /// Seconds on the router's clock.
+    fn now(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
     }
 
     /// Acts on every change of the registry until `token` is cancelled: new slots are handed out, waiters that hope in
@@ -168,152 +205,208 @@ impl Admission {
     }
 
     /// Waits for a slot. Cancel-safe: a dropped call leaves no trace, and a permit already granted goes to the next.
-    pub(super) async fn admit(self: &Arc<Self>, ask: Ask<'_>) -> Result<Permit, Refusal> {
+    pub(super) async fn admit(self: &Arc<Self>, claim: Claim<'_>) -> Result<Permit, Refusal> {
         let asked = Instant::now();
-        let (mut place, outlook) = match self.enter_or_queue(&ask)? {
+        let (mut place, outlook) = match self.enter_or_queue(&claim)? {
             Entry::Now(permit) => return Ok(permit),
             Entry::Later(place, outlook) => (place, outlook),
         };
-        let mut until = self.wait_until(&ask, asked, &outlook);
+        let mut until = self.wait_until(&claim, asked, &outlook);
+        // From then on it takes a free slot of another row than the one that holds its conversation.
+        let mut patient = Some(asked + self.config.home_wait.min(self.config.queue_wait / 2));
         loop {
             tokio::select! {
                 biased;
                 word = &mut place.word => return word.unwrap_or(Err(Refusal::NoOther)),
-                () = sleep_until(until) => {}
+                () = sleep_until(patient.map_or(until, |patient| patient.min(until))) => {}
+            }
+            if patient.take_if(|patient| *patient <= Instant::now()).is_some() {
+                self.hand_out(claim.class, claim.name);
+                continue;
             }
             // What the rows do now decides whether the wait may go on.
             let snapshot = self.registry.snapshot();
-            let Some(pool) = snapshot.by_name.get(ask.name) else { return Err(Refusal::UnknownModel) };
-            let outlook = router::outlook(pool, &self.question(&ask, 0));
-            until = self.wait_until(&ask, asked, &outlook);
+            let Some(pool) = snapshot.by_name.get(claim.name) else { return Err(Refusal::UnknownModel) };
+            let outlook = outlook::outlook(pool, claim.avoid);
+            until = self.wait_until(&claim, asked, &outlook);
             if until <= Instant::now() {
-                return Err(self.out_of_time(&ask, pool, outlook));
+                return Err(self.out_of_time(&claim, outlook));
             }
         }
     }
 
-    fn out_of_time(&self, ask: &Ask<'_>, pool: &[Arc<RowView>], outlook: Outlook) -> Refusal {
-        let waited = ask.arrived.elapsed();
+    fn out_of_time(&self, claim: &Claim<'_>, outlook: Outlook) -> Refusal {
+        let waited = claim.arrived.elapsed();
         match outlook {
-            Outlook::Serving(slots) => {
-                let retry_after = predicted(&self.state.lock(), ask, pool, slots).unwrap_or_default();
-                Refusal::TooLong { waited, retry_after }
-            }
+            Outlook::Serving(_) => Refusal::TooLong { waited, retry_after: self.predicted(claim).unwrap_or_default() },
             Outlook::Coming => Refusal::NotUp { waited },
             Outlook::Suspect => Refusal::NoOther,
             Outlook::Hopeless(reasons) => Refusal::Hopeless(reasons),
         }
     }
 
-    const fn question<'a>(&self, ask: &Ask<'a>, turn: usize) -> Question<'a> {
-        Question { class: ask.class, light_limit: self.config.light_per_row, avoid: ask.avoid, turn }
+    /// How long a request that joins the line now will wait; `None` = not known yet.
+    fn predicted(&self, claim: &Claim<'_>) -> Option<Duration> {
+        let mut state = self.state.lock();
+        let router = &state.fleet(claim.class).router;
+        let seconds = router.predicted_wait(claim.name, router.waiting(claim.name) + 1)?;
+        Duration::try_from_secs_f64(seconds).ok()
     }
 
-    fn wait_until(&self, ask: &Ask<'_>, asked: Instant, outlook: &Outlook) -> Instant {
+    fn wait_until(&self, claim: &Claim<'_>, asked: Instant, outlook: &Outlook) -> Instant {
         let until = match outlook {
-            Outlook::Serving(_) => ask.arrived + self.config.queue_wait,
-            Outlook::Coming => ask.arrived + self.config.cold_start_wait,
+            Outlook::Serving(_) => claim.arrived + self.config.queue_wait,
+            Outlook::Coming => claim.arrived + self.config.cold_start_wait,
             Outlook::Suspect => asked + self.config.retry_notice,
             Outlook::Hopeless(_) => asked,
         };
-        until.min(ask.arrived + self.config.total)
+        until.min(claim.arrived + self.config.total)
     }
 
-    fn enter_or_queue(self: &Arc<Self>, ask: &Ask<'_>) -> Result<Entry, Refusal> {
-        let mut state = self.state.lock();
+    fn enter_or_queue(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Entry, Refusal> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         // Read under the lock: a change published later finds this waiter in its line.
         let snapshot = self.registry.snapshot();
-        let pool = snapshot.by_name.get(ask.name).ok_or(Refusal::UnknownModel)?;
-        let waiting = state.lines.len(ask.class, ask.name);
-        if waiting == 0
-            && let Some(permit) = self.enter(&mut state, pool, ask)
+        let now = self.now();
+        state.sync(&snapshot, now);
+        let pool = snapshot.by_name.get(claim.name).ok_or(Refusal::UnknownModel)?;
+        let outlook = outlook::outlook(pool, claim.avoid);
+        match &outlook {
+            Outlook::Hopeless(reasons) => return Err(Refusal::Hopeless(reasons.clone())),
+            Outlook::Serving(slots) if claim.class == Class::Generation && claim.ask.weight > *slots => {
+                return Err(Refusal::TooHeavy { wanted: claim.ask.weight, slots: *slots });
+            }
+            _ => {}
+        }
+        let room = self.capacity(pool, claim.class);
+        let name: Arc<str> = Arc::from(claim.name);
+        let fleet = state.fleet(claim.class);
+        let waited = claim.arrived.elapsed().as_secs_f64();
+        let ask = Ask {
+            deadline: now + self.config.queue_wait.as_secs_f64() - waited,
+            avoid: fleet.incarnations(claim.avoid),
+            ..claim.ask.clone()
+        };
+        let ticket = match fleet.arrive(&name, &ask, room, now) {
+            Ok(entered) => {
+                drop(guard);
+                return Ok(Entry::Now(Permit::new(Arc::clone(self), claim.class, entered)));
+            }
+            Err(Arrival::Waiting(ticket)) => ticket,
+            Err(_) => {
+                let waiting = fleet.router.waiting(&name);
+                let retry_after =
+                    fleet.router.predicted_wait(&name, waiting + 1).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                return Err(Refusal::Full { waiting, retry_after: retry_after.unwrap_or_default() });
+            }
+        };
+        if matches!(outlook, Outlook::Serving(_))
+            && let Some(wait) =
+                fleet.router.predicted_wait(&name, fleet.router.waiting(&name)).filter(|wait| *wait > self.config.queue_wait.as_secs_f64())
         {
-            return Ok(Entry::Now(permit));
-        }
-        let outlook = router::outlook(pool, &self.question(ask, 0));
-        if let Outlook::Hopeless(reasons) = outlook {
-            return Err(Refusal::Hopeless(reasons));
-        }
-        let predicted = if let Outlook::Serving(slots) = outlook { predicted(&state, ask, pool, slots) } else { None };
-        if waiting >= self.capacity(pool, ask.class) || predicted.is_some_and(|wait| wait > self.config.queue_wait) {
-            return Err(Refusal::Full { waiting, retry_after: predicted.unwrap_or_default() });
+            fleet.router.left(&name, ticket);
+            let retry_after = Duration::try_from_secs_f64(wait).unwrap_or_default();
+            return Err(Refusal::Full { waiting: fleet.router.waiting(&name), retry_after });
         }
         let (grant, word) = oneshot::channel();
-        let mut waiter = Waiter { grant, avoid: ask.avoid.to_vec(), demand: None };
+        let mut waiter = Waiter { class: claim.class, name, ticket, grant, demand: None };
         let asked_for_a_row = demand(&mut waiter, pool);
-        let ticket = state.lines.push(ask.class, ask.name, waiter);
-        self.show_length(&state, ask.class, ask.name);
-        // Rows that came up a moment ago may not have been handed out yet.
-        let words = self.hand_out_pool(&mut state, ask.class, ask.name, pool);
-        drop(state);
-        send(words);
+        state.last += 1;
+        let id = state.last;
+        state.tickets.insert((claim.class, ticket), id);
+        let name = Arc::clone(&waiter.name);
+        state.waiters.insert(id, waiter);
+        self.show_length(state, claim.class, &name);
+        drop(guard);
         if asked_for_a_row {
             self.activator.wake();
         }
-        let place = Place { admission: Arc::clone(self), name: ask.name.to_owned(), class: ask.class, ticket, word };
-        Ok(Entry::Later(place, outlook))
+        Ok(Entry::Later(Place { admission: Arc::clone(self), id, word }, outlook))
     }
 
-    /// Takes a slot of the best row that has one.
-    fn enter(self: &Arc<Self>, state: &mut State, pool: &[Arc<RowView>], ask: &Ask<'_>) -> Option<Permit> {
-        state.turn = state.turn.wrapping_add(1);
-        let question = self.question(ask, state.turn);
-        // A gate may shut between the choice and the entry; it never opens again, so this ends.
-        while let Some((row, endpoint)) = router::pick(pool, &question) {
-            if let Some(permit) = self.take(row, endpoint, ask.class) {
-                return Some(permit);
-            }
-        }
-        None
+    /// The first byte of a reply is here: its prompt is read.
+    pub(super) fn first_byte(&self, permit: &Permit) {
+        let now = self.now();
+        self.state.lock().fleet(permit.class).router.first_byte(permit.placement.flight, now);
     }
 
-    fn take(self: &Arc<Self>, row: &Arc<RowView>, endpoint: &Arc<Endpoint>, class: Class) -> Option<Permit> {
-        let entered = match class {
-            Class::Generation => endpoint.load.try_enter(endpoint.slots),
-            Class::Light => endpoint.load.try_enter_light(self.config.light_per_row),
-        };
-        let permit =
-            || Permit { admission: Arc::clone(self), row: Arc::clone(row), endpoint: Arc::clone(endpoint), class, entered: Instant::now() };
-        entered.then(permit)
+    /// A slot came free: whoever's turn it is gets it.
+    pub(super) fn given_back(self: &Arc<Self>, permit: &Permit) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let now = self.now();
+        let fleet = state.fleet(permit.class);
+        let opened = fleet.router.ended(permit.placement.flight, permit.outcome, &permit.seen, rand::random(), now);
+        if state.waiters.is_empty() {
+            drop(guard);
+        } else {
+            let names = state.fleet(permit.class).member(permit.row.id).map(|member| member.names.clone()).unwrap_or_default();
+            let words: Vec<Word> = names.iter().flat_map(|name| self.grants(state, permit.class, name, now)).collect();
+            drop(guard);
+            send(words);
+        }
+        if opened {
+            tracing::warn!(server.id = %permit.row.id, "the row failed too often and is left alone for a while");
+        }
     }
 
-    /// A slot came free: the longest waiting request that may use it gets it.
-    fn given_back(self: &Arc<Self>, permit: &Permit) {
-        let mut state = self.state.lock();
-        if permit.class == Class::Generation {
-            let seconds = permit.entered.elapsed().as_secs_f64();
-            match state.service.get_mut(&permit.row.model_name) {
-                Some(mean) => *mean += SERVICE_WEIGHT * (seconds - *mean),
-                None => _ = state.service.insert(permit.row.model_name.clone(), seconds),
-            }
-        }
-        if state.lines.of(permit.class).is_empty() {
-            return;
-        }
-        let snapshot = self.registry.snapshot();
-        let words = match snapshot.rows.get(&permit.row.id) {
-            Some(row) => self.hand_out_row(&mut state, permit.class, row),
-            None => Vec::new(),
-        };
-        drop(state);
+    /// Looks through one line again.
+    fn hand_out(self: &Arc<Self>, class: Class, name: &str) {
+        let mut guard = self.state.lock();
+        let now = self.now();
+        let words = self.grants(&mut guard, class, &Arc::from(name), now);
+        drop(guard);
         send(words);
     }
 
-    fn rows_changed(self: &Arc<Self>) {
-        let mut state = self.state.lock();
-        let snapshot = self.registry.snapshot();
-        state.service.retain(|name, _| snapshot.by_name.contains_key(name));
+    /// Everybody of a line who can be served now, with the permit.
+    fn grants(self: &Arc<Self>, state: &mut State, class: Class, name: &Arc<str>, now: f64) -> Vec<Word> {
         let mut words = Vec::new();
-        let mut wake = false;
-        for class in [Class::Generation, Class::Light] {
-            wake |= self.inform(&mut state, class, &snapshot, &mut words);
-            if !state.lines.of(class).is_empty() {
-                for row in snapshot.rows.values() {
-                    words.extend(self.hand_out_row(&mut state, class, row));
+        for grant in state.fleet(class).hand_out(name, now) {
+            let waiter = state.tickets.remove(&(class, grant.ticket)).and_then(|id| Some((id, state.waiters.remove(&id)?)));
+            let fleet = state.fleet(class);
+            let Some((id, mut waiter)) = waiter else {
+                // Everybody in a line is in this table too: both change under the same lock.
+                fleet.router.undo(grant.placement.flight, now);
+                continue;
+            };
+            let entered = match fleet.enter(grant.placement, grant.ask.weight, now) {
+                Some(entered) => Ok(entered),
+                // The gate was shut a moment ago: it stands in line again.
+                None => fleet.arrive(name, &grant.ask, usize::MAX, now),
+            };
+            match entered {
+                Ok(entered) => words.push((waiter.grant, Ok(Permit::new(Arc::clone(self), class, entered)))),
+                Err(Arrival::Waiting(ticket)) => {
+                    state.tickets.insert((class, ticket), id);
+                    waiter.ticket = ticket;
+                    state.waiters.insert(id, waiter);
+                }
+                Err(_) => words.push((waiter.grant, Err(Refusal::NoOther))),
+            }
+        }
+        if !words.is_empty() {
+            self.show_length(state, class, name);
+        }
+        words
+    }
+
+    fn rows_changed(self: &Arc<Self>) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let snapshot = self.registry.snapshot();
+        let now = self.now();
+        state.sync(&snapshot, now);
+        let (mut words, wake) = self.inform(state, &snapshot);
+        if !state.waiters.is_empty() {
+            for class in Class::ALL {
+                for name in snapshot.by_name.keys() {
+                    words.extend(self.grants(state, class, &Arc::from(name.as_str()), now));
                 }
             }
         }
-        drop(state);
+        drop(guard);
         send(words);
         if wake {
             self.activator.wake();
@@ -321,54 +414,26 @@ impl Admission {
     }
 
     /// Turns away those who wait in vain and renews the demand of the others. True if a new row is asked for.
-    fn inform(&self, state: &mut State, class: Class, snapshot: &Snapshot, words: &mut Vec<Word>) -> bool {
+    fn inform(&self, state: &mut State, snapshot: &Snapshot) -> (Vec<Word>, bool) {
         let mut wake = false;
-        let question = Question { class, light_limit: self.config.light_per_row, avoid: &[], turn: 0 };
         let mut ended = Vec::new();
-        for (name, line) in state.lines.of(class) {
-            let Some(pool) = snapshot.by_name.get(name) else {
-                ended.push((name.clone(), Refusal::UnknownModel));
-                continue;
-            };
-            if let Outlook::Hopeless(reasons) = router::outlook(pool, &question) {
-                ended.push((name.clone(), Refusal::Hopeless(reasons)));
-                continue;
-            }
-            for waiter in line.values_mut() {
-                wake |= demand(waiter, pool);
+        for (id, waiter) in &mut state.waiters {
+            match snapshot.by_name.get(&*waiter.name) {
+                None => ended.push((*id, Refusal::UnknownModel)),
+                Some(pool) => match outlook::outlook(pool, &[]) {
+                    Outlook::Hopeless(reasons) => ended.push((*id, Refusal::Hopeless(reasons))),
+                    _ => wake |= demand(waiter, pool),
+                },
             }
         }
-        for (name, refusal) in ended {
-            let line = state.lines.of(class).remove(&name).unwrap_or_default();
-            words.extend(line.into_values().map(|waiter| (waiter.grant, Err(refusal.clone()))));
-            self.show_length(state, class, &name);
-        }
-        wake
-    }
-
-    /// Hands the free slots of the pool's rows to those who wait for this name or for another of their names.
-    fn hand_out_pool(self: &Arc<Self>, state: &mut State, class: Class, name: &str, pool: &[Arc<RowView>]) -> Vec<Word> {
         let mut words = Vec::new();
-        for row in pool {
-            if state.lines.len(class, name) == 0 {
-                break;
-            }
-            words.extend(self.hand_out_row(state, class, row));
+        for (id, refusal) in ended {
+            let Some(waiter) = state.take_waiter(id) else { continue };
+            state.fleet(waiter.class).router.left(&waiter.name, waiter.ticket);
+            self.show_length(state, waiter.class, &waiter.name);
+            words.push((waiter.grant, Err(refusal)));
         }
-        words
-    }
-
-    fn hand_out_row(self: &Arc<Self>, state: &mut State, class: Class, row: &Arc<RowView>) -> Vec<Word> {
-        let mut words = Vec::new();
-        let Some(endpoint) = row.endpoint.as_ref().filter(|_| row.is_ready()) else { return words };
-        while let Some((name, ticket)) = state.lines.oldest(class, std::iter::once(&row.model_name).chain(&row.aliases), endpoint) {
-            let Some(permit) = self.take(row, endpoint, class) else { break };
-            if let Some(waiter) = state.lines.remove(class, name, ticket) {
-                words.push((waiter.grant, Ok(permit)));
-            }
-            self.show_length(state, class, name);
-        }
-        words
+        (words, wake)
     }
 
     /// Waiters a line may hold: so many for each slot the pool has or is going to have.
@@ -385,25 +450,47 @@ impl Admission {
         self.config.queue_per_slot.saturating_mul(usize::try_from(slots).unwrap_or(usize::MAX))
     }
 
-    fn show_length(&self, state: &State, class: Class, name: &str) {
+    fn show_length(&self, state: &mut State, class: Class, name: &str) {
         if class == Class::Generation {
-            self.metrics.set_queue_length(name, state.lines.len(class, name));
+            self.metrics.set_queue_length(name, state.generation.router.waiting(name));
         }
     }
-}
 
-/// How long a request that joins the line now will wait, from the mean service time; `None` = not known yet.
-fn predicted(state: &State, ask: &Ask<'_>, pool: &[Arc<RowView>], slots: u32) -> Option<Duration> {
-    // Kept by public name; the request may have come by an alias.
-    let known = || pool.iter().find_map(|row| state.service.get(&row.model_name));
-    let mean = (ask.class == Class::Generation).then(known).flatten()?;
-    let ahead = state.lines.len(ask.class, ask.name) + 1;
-    Duration::try_from_secs_f64(mean * ahead as f64 / f64::from(slots.max(1))).ok()
+    /// Sets how the pool of that public name chooses, from now on.
+    pub(super) fn set_mode(self: &Arc<Self>, name: &str, mode: Mode) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (snapshot, now) = (self.registry.snapshot(), self.now());
+        state.modes.insert(name.to_owned(), mode);
+        state.generation.set_mode(&snapshot, name, mode, now);
+        drop(guard);
+        self.hand_out(Class::Generation, name);
+    }
+
+    /// A pool and the load of its rows, as the router sees them.
+    pub(super) fn view(&self, name: &str) -> Option<(LineView, Vec<(RowId, RowLoadView)>)> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (snapshot, now) = (self.registry.snapshot(), self.now());
+        state.sync(&snapshot, now);
+        let fleet = &state.generation;
+        let rows = snapshot.by_name.get(name)?.iter();
+        let rows = rows.filter_map(|row| Some((row.id, fleet.router.row_view(fleet.member(row.id)?.index, now)?))).collect();
+        let line = fleet.router.line_view(name).unwrap_or_else(|| LineView::idle(state.modes.get(name).copied().unwrap_or_default()));
+        Some((line, rows))
+    }
+
+    /// Whether nobody waits and nobody is served.
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        let state = self.state.lock();
+        state.waiters.is_empty() && state.tickets.is_empty() && state.generation.router.is_at_rest() && state.light.router.is_at_rest()
+    }
 }
 
 /// Makes the waiter ask for the row it needs, if any. True if that is a row it did not ask for before.
 fn demand(waiter: &mut Waiter, pool: &[Arc<RowView>]) -> bool {
-    let Some(row) = router::wanted(pool) else {
+    let Some(row) = outlook::wanted(pool) else {
         waiter.demand = None;
         return false;
     };

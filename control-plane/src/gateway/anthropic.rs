@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use lifeboat_engines::dialect::Dialect;
 use serde::Serialize;
 
+use super::outlook::Class;
 use super::route::{Route, Shape};
-use super::router::Class;
 use crate::keys::Principal;
 use crate::registry::{RowView, Snapshot};
 
@@ -20,12 +20,15 @@ const MESSAGES: Route = Route {
     dialect: Dialect::Anthropic,
     class: Class::Generation,
     shape: Shape::Json,
+    has_prompt: true,
     says_end: true,
 };
 
 /// Every route that an engine answers.
-pub(super) static ROUTES: [Route; 2] =
-    [MESSAGES, Route { path: "/v1/messages/count_tokens", upstream: "/v1/messages/count_tokens", class: Class::Light, ..MESSAGES }];
+pub(super) static ROUTES: [Route; 2] = [
+    MESSAGES,
+    Route { path: "/v1/messages/count_tokens", upstream: "/v1/messages/count_tokens", class: Class::Light, has_prompt: false, ..MESSAGES },
+];
 
 /// One entry of the list of models.
 #[derive(Debug, Serialize)]

@@ -17,15 +17,15 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use lifeboat_engines::dialect::{Dialect, StreamReader, usage};
+use lifeboat_engines::dialect::{Dialect, StreamReader, Usage};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use self::rename::Rename;
 pub(super) use self::rename::{encode, rename_document};
-use super::admission::Permit;
 use super::error::Failure;
 use super::meter::Meter;
+use super::permit::Permit;
 use super::proxy::Fault;
 
 /// How long the rest of a reply may take.
@@ -81,15 +81,17 @@ pub(super) struct Parts {
 }
 
 impl ReplyBody {
-    /// A reply that is no stream of events. `document` = its first piece is (the begin of) a JSON document.
-    pub(super) fn plain(mut parts: Parts, document: bool) -> Self {
-        if document && let Some(used) = usage::from_body(&parts.first) {
+    /// A reply that is no stream of events. `used` = what it says its engine used.
+    pub(super) fn plain(mut parts: Parts, used: Option<Usage>) -> Self {
+        if let Some(used) = used {
             parts.meter.used(used);
+            parts.permit.used(&used);
         }
-        if parts.first.is_empty() && parts.rest.is_none() {
-            parts.meter.done(parts.status);
+        let mut body = Self::new(parts, None);
+        if body.is_end_stream() {
+            body.done();
         }
-        Self::new(parts, None)
+        body
     }
 
     /// A stream of events, in which the engine's model name becomes `asked`.
@@ -135,10 +137,16 @@ impl ReplyBody {
         piece
     }
 
+    /// The reply is whole.
+    fn done(&mut self) {
+        self.meter.done(self.status);
+        self.permit.done();
+    }
+
     /// The engine closed its reply in order.
     fn close(&mut self) {
         self.upstream = None;
-        let Some(events) = &mut self.events else { return self.meter.done(self.status) };
+        let Some(events) = &mut self.events else { return self.done() };
         let held = events.rename.close();
         if let Some(error) = events.reader.error() {
             let failure = Failure::from(error.clone());
@@ -146,32 +154,32 @@ impl ReplyBody {
             // llama-server's own event has OpenAI's shape whatever the route.
             self.last_words = Some(if self.dialect == Dialect::Anthropic { join(held, &failure.event(self.dialect)) } else { held });
         } else if events.reader.is_finished() || !events.says_end {
-            self.meter.done(self.status);
             self.last_words = Some(held);
+            self.done();
         } else {
             // A frame without its end is worth nothing: the error takes its place.
-            self.say(&Failure::fault(&Fault::Torn(String::new()), &self.permit.endpoint));
+            let torn = Fault::Torn(String::new());
+            self.permit.failed(&torn);
+            self.say(&Failure::fault(&torn, &self.permit.endpoint));
         }
     }
 
     /// The reply cannot go on.
-    fn cut(&mut self, failure: &Failure) -> Result<(), io::Error> {
+    fn cut(&mut self, fault: &Fault) -> Result<(), io::Error> {
         self.upstream = None;
-        match &self.events {
-            Some(events) if events.reader.is_finished() => {
-                self.meter.done(self.status);
-                Ok(())
-            }
-            Some(_) => {
-                self.say(failure);
-                Ok(())
-            }
-            None => {
-                self.meter.failed(self.status, failure);
-                // The connection is broken off, so that what was sent cannot pass for a whole reply.
-                Err(io::Error::other("the engine's reply broke off"))
-            }
+        if self.events.as_ref().is_some_and(|events| events.reader.is_finished()) {
+            self.done();
+            return Ok(());
         }
+        let failure = Failure::fault(fault, &self.permit.endpoint);
+        self.permit.failed(fault);
+        if self.events.is_some() {
+            self.say(&failure);
+            return Ok(());
+        }
+        self.meter.failed(self.status, &failure);
+        // The connection is broken off, so that what was sent cannot pass for a whole reply.
+        Err(io::Error::other("the engine's reply broke off"))
     }
 
     fn say(&mut self, failure: &Failure) {
@@ -182,15 +190,15 @@ impl ReplyBody {
     }
 
     /// Ready once the reply has taken too long or its engine is being ended.
-    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Failure> {
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
         let endpoint = &self.permit.endpoint;
         // A child of its own: all replies of an engine would meet at one lock otherwise.
         let ended = self.ended.get_or_insert_with(|| Box::pin(endpoint.ended.child_token().cancelled_owned()));
         if ended.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Failure::fault(&Fault::Ended, endpoint));
+            return Poll::Ready(Fault::Ended);
         }
         if self.meter.active().poll_cancelled(cx).is_ready() {
-            return Poll::Ready(Failure::cancelled());
+            return Poll::Ready(Fault::Cancelled);
         }
         loop {
             // The timer is moved only when it fires, not with every piece.
@@ -199,10 +207,10 @@ impl ReplyBody {
             ready!(timer.as_mut().poll(cx));
             let now = Instant::now();
             if now >= self.limits.until {
-                return Poll::Ready(Failure::too_long(self.limits.total));
+                return Poll::Ready(Fault::TooLong(self.limits.total));
             }
             if now >= due {
-                return Poll::Ready(Failure::fault(&Fault::Silent(self.limits.between), endpoint));
+                return Poll::Ready(Fault::Silent(self.limits.between));
             }
             timer.as_mut().reset(due);
         }
@@ -224,7 +232,7 @@ impl Body for ReplyBody {
         loop {
             let piece = if let Some(first) = this.first.take() {
                 if this.upstream.is_none() {
-                    this.meter.done(this.status);
+                    this.done();
                 }
                 this.pass(first)
             } else if let Some(upstream) = &mut this.upstream {
@@ -242,15 +250,14 @@ impl Body for ReplyBody {
                     }
                     Poll::Ready(Some(Err(error))) => {
                         tracing::warn!(request.id = this.meter.request_id(), server.id = %this.permit.row.id, error = %super::proxy::describe(&error), "an engine's reply broke off");
-                        let failure = Failure::fault(&Fault::Torn(String::new()), &this.permit.endpoint);
-                        if let Err(error) = this.cut(&failure) {
+                        if let Err(error) = this.cut(&Fault::Torn(String::new())) {
                             return Poll::Ready(Some(Err(error)));
                         }
                         continue;
                     }
                     Poll::Pending => {
-                        let failure = ready!(this.poll_patience(cx));
-                        if let Err(error) = this.cut(&failure) {
+                        let fault = ready!(this.poll_patience(cx));
+                        if let Err(error) = this.cut(&fault) {
                             return Poll::Ready(Some(Err(error)));
                         }
                         continue;
@@ -283,10 +290,11 @@ impl Drop for ReplyBody {
         if let Some(events) = &self.events {
             if let Some(used) = events.reader.usage() {
                 self.meter.used(used);
+                self.permit.used(&used);
             }
             // Clients often leave at `[DONE]`, before the connection's own end.
             if self.upstream.is_some() && events.reader.is_finished() {
-                self.meter.done(self.status);
+                self.done();
             }
         }
     }

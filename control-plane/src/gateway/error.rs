@@ -128,6 +128,12 @@ impl Failure {
     pub(super) fn refused<'a>(refusal: &Refusal, asked: &str, known: impl Iterator<Item = &'a str>) -> Self {
         match refusal {
             Refusal::UnknownModel => Self::unknown_model(asked, known),
+            Refusal::TooHeavy { wanted, slots } => {
+                let message = format!(
+                    "the request wants {wanted} replies at once, no row of `{asked}` has more than {slots} slots; ask for at most {slots}, or raise the slots of a row"
+                );
+                ApiError::new(ErrorCode::InvalidRequest, message).with_param("n").into()
+            }
             Refusal::Full { waiting, retry_after } => {
                 Self::new(ErrorCode::QueueFull, format!("all slots of `{asked}` are taken and {waiting} requests wait already"))
                     .after(*retry_after)
@@ -158,6 +164,8 @@ impl Failure {
                 error.into()
             }
             Fault::Silent(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the engine sent nothing for {} s", limit.as_secs())),
+            Fault::Cancelled => Self::cancelled(),
+            Fault::TooLong(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the request took longer than {} s", limit.as_secs())),
             Fault::Ended => Self::new(ErrorCode::NoReadyRow, "the engine is being stopped or restarted").after(Duration::from_secs(5)),
             Fault::Connect(_) => Self::new(ErrorCode::UpstreamFailed, "the engine cannot be reached"),
             Fault::Closed(_) | Fault::Torn(_) | Fault::Strange(_) => {
@@ -172,10 +180,6 @@ impl Failure {
     }
 
     /// A stream that ran for as long as a request may.
-    pub(super) fn too_long(limit: Duration) -> Self {
-        Self::new(ErrorCode::UpstreamTimeout, format!("the request took longer than {} s", limit.as_secs()))
-    }
-
     /// A stream was wanted and the engine answered with something else.
     pub(super) fn no_stream() -> Self {
         Self::new(ErrorCode::UpstreamFailed, "the engine did not answer with a stream")

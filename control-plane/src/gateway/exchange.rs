@@ -7,30 +7,35 @@ use axum::extract::Request;
 use axum::response::Response;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, StatusCode};
+use lifeboat_engines::dialect::usage;
 use tracing::Instrument;
 
 use super::Gateway;
-use super::admission::{Ask, Permit};
+use super::admission::Claim;
 use super::body::{Limits, Parts, ReplyBody, rename_document};
 use super::error::Failure;
 use super::heartbeat::{self, Answer};
 use super::intake::Held;
 use super::meter::Meter;
+use super::outlook::Class;
 use super::peek::Asked;
+use super::permit::Permit;
+use super::prompt;
 use super::proxy::outgoing::{Outgoing, strip};
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
 use super::route::{Route, Shape};
-use super::router::Class;
 use super::standing;
 use crate::host::clock;
 use crate::keys::{Denied, Principal, Scope};
 use crate::registry::{Endpoint, RowView, Snapshot};
+use crate::route_trace::{RouteMode, RouteTrace};
+use crate::routing::{Ask, Mode};
 
 /// Names the request in every reply; the client's own, if it is sane.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Names the row that answered.
 const ROW: HeaderName = HeaderName::from_static("x-lifeboat-row");
-/// Says why that row.
+/// Tells where the request went and why.
 const ROUTE: HeaderName = HeaderName::from_static("x-lifeboat-route");
 /// Longest request id taken over from a client.
 const REQUEST_ID_BYTES: usize = 128;
@@ -80,6 +85,8 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, reque
 /// A request that may wait for its slot.
 struct Prepared {
     asked: Asked,
+    /// What the router is told.
+    ask: Ask,
     /// The model's name as asked.
     name: String,
     held: Held,
@@ -97,12 +104,13 @@ async fn prepare(
     let (mut parts, body) = request.into_parts();
     let caller = caller.map_err(Failure::denied)?;
     let running = caller.begin().map_err(|reached| Failure::limited(&reached))?;
-    meter.called_by(running, caller.priority(&parts.headers));
+    let priority = caller.priority(&parts.headers);
+    meter.called_by(running, priority);
     let held = gateway.intake.collect(&parts.headers, body).await.map_err(|error| Failure::intake(&error))?;
     let asked = Asked::read(route.shape, &parts.headers, &held.bytes)?;
     let snapshot = gateway.registry.snapshot();
-    let name = match &asked.model {
-        Some((name, _)) => name.clone(),
+    let name = match asked.model() {
+        Some(name) => name.to_owned(),
         None if route.shape == Shape::JsonModelOptional => only_model(&snapshot, &caller)?,
         None => return Err(Failure::missing_model(known(&snapshot, Some(&caller)).into_iter())),
     };
@@ -111,10 +119,12 @@ async fn prepare(
     if !may_use(&caller, &name, pool) {
         return Err(Failure::model_not_allowed(&name, known()));
     }
-    meter.asked(pool.first().map_or(&name, |row| &row.model_name), asked.stream);
+    let public = pool.first().map_or(&name, |row| &row.model_name);
+    meter.asked(public, asked.peek.stream);
+    let ask = prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band());
     strip(&mut parts.headers);
     let outgoing = Outgoing { path: route.upstream, query: parts.uri.query().map(str::to_owned), headers: parts.headers };
-    Ok(Prepared { asked, name, held, outgoing })
+    Ok(Prepared { asked, ask, name, held, outgoing })
 }
 
 /// All names that this caller may use, in order; without a caller, all there are.
@@ -140,7 +150,7 @@ fn only_model(snapshot: &Snapshot, caller: &Principal) -> Result<String, Failure
 }
 
 async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared, meter: Meter) -> Result<Response, Failure> {
-    let streams = prepared.asked.stream;
+    let streams = prepared.asked.peek.stream;
     let every = gateway.config.heartbeat;
     // Boxed once and early: the state of a whole request is large, and every layer above would move it.
     let active = Arc::clone(meter.active());
@@ -166,14 +176,16 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
     let mut failed: Vec<Arc<Endpoint>> = Vec::new();
     let mut last: Option<Failure> = None;
     loop {
-        let ask = Ask { name: &prepared.name, class: route.class, avoid: &failed, arrived: meter.arrived() };
-        let admitted = gateway.admission.admit(ask).await;
+        let claim = Claim { name: &prepared.name, class: route.class, ask: &prepared.ask, avoid: &failed, arrived: meter.arrived() };
+        let admitted = gateway.admission.admit(claim).await;
         let failure = match admitted {
-            Ok(permit) => {
+            Ok(mut permit) => {
                 meter.admitted(&permit);
+                meter.routed(trace(&permit, prepared.ask.session));
                 match call(&gateway, route, &prepared, &permit, &meter).await {
                     Ok(reply) => return Ok(respond(&gateway, route, prepared, permit, reply, meter)),
                     Err(fault) => {
+                        permit.failed(&fault);
                         if !fault.is_the_clients() {
                             tracing::warn!(request.id = meter.request_id(), server.id = %permit.row.id, error = %fault, "an engine did not answer");
                         }
@@ -201,19 +213,45 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
 async fn call(gateway: &Gateway, route: &Route, prepared: &Prepared, permit: &Permit, meter: &Meter) -> Result<Reply, Fault> {
     let config = &gateway.config;
     let mebibytes = prepared.held.bytes.len() as f64 / f64::from(1 << 20);
-    let first_byte = if prepared.asked.stream || route.class == Class::Light {
+    let first_byte = if prepared.asked.peek.stream || route.class == Class::Light {
         config.first_byte + config.first_byte_per_mib.mul_f64(mebibytes)
     } else {
         // A reply that is not streamed comes whole, after all of its tokens.
         config.total
     };
     let patience = Patience { first_byte, until: meter.arrived() + config.total };
-    let body = prepared.asked.body(&prepared.held.bytes, permit.endpoint.upstream_model.as_deref());
+    let slot = permit.placement.slot.filter(|_| route.has_prompt);
+    let body = prepared.asked.body(&prepared.held.bytes, permit.endpoint.upstream_model.as_deref(), slot);
     gateway.proxy.call(&permit.endpoint, &prepared.outgoing, body, patience).await
+}
+
+/// The router's decision, for people.
+fn trace(permit: &Permit, session: Option<u64>) -> RouteTrace {
+    let placement = &permit.placement;
+    let whole = |value: f64| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative; saturates")]
+        let value = value.round() as u64;
+        value
+    };
+    RouteTrace {
+        row: permit.row.id,
+        slot: placement.slot,
+        reason: placement.reason.as_str().into(),
+        predicted_cached_tokens: whole(placement.cached_tokens),
+        predicted_wait_ms: whole(placement.first_token * 1000.0),
+        resumed: 0,
+        mode: match placement.mode {
+            Mode::Throughput => RouteMode::Throughput,
+            Mode::Sticky => RouteMode::Sticky,
+            Mode::Ttft | Mode::Hybrid => RouteMode::Ttft,
+        },
+        session: session.map(|session| format!("{:08x}", session >> 32)),
+    }
 }
 
 fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit, reply: Reply, mut meter: Meter) -> Response {
     meter.first_byte();
+    permit.first_byte();
     let config = &gateway.config;
     let kind = kind(&reply.headers);
     let mut headers = reply.headers;
@@ -225,6 +263,7 @@ fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit,
     }
     let limits = Limits { between: config.between_chunks, until: meter.arrived() + config.total, total: config.total };
     let status = reply.status.as_u16();
+    let whole = (kind == Kind::Json && reply.rest.is_none()).then(|| usage::from_body(&reply.first)).flatten();
     let mut parts = Parts { first: reply.first, rest: reply.rest, dialect: route.dialect, status, limits, meter, permit };
     let body = match kind {
         Kind::Events => {
@@ -237,9 +276,9 @@ fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit,
             {
                 parts.first = renamed;
             }
-            ReplyBody::plain(parts, true)
+            ReplyBody::plain(parts, whole)
         }
-        Kind::Other => ReplyBody::plain(parts, false),
+        Kind::Other => ReplyBody::plain(parts, None),
     };
     if let Some(trace) = body.route() {
         headers.insert(ROUTE, trace);

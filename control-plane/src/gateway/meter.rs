@@ -7,12 +7,12 @@ use lifeboat_engines::dialect::{ErrorCode, Usage};
 use tokio::time::Instant;
 
 use super::active::{Active, ActiveRequests, Entry, Phase};
-use super::admission::Permit;
 use super::error::Failure;
+use super::permit::Permit;
 use crate::host::clock;
 use crate::keys::{Principal, Priority, Running};
 use crate::recorder::{CLIENT_LEFT, Recorder, UsageEvent};
-use crate::route_trace::{RouteMode, RouteTrace};
+use crate::route_trace::RouteTrace;
 
 /// One request under measurement. Its drop is the end of the request.
 #[derive(Debug)]
@@ -122,20 +122,10 @@ impl Meter {
             }
             event.queue_wait.get_or_insert_with(|| arrived.elapsed());
         });
-        self.routed(RouteTrace {
-            row: permit.row.id,
-            slot: None,
-            reason: "least_loaded".into(),
-            predicted_cached_tokens: 0,
-            predicted_wait_ms: 0,
-            resumed: 0,
-            mode: RouteMode::Ttft,
-            session: None,
-        });
     }
 
     /// Why it is on this row. The last decision counts.
-    fn routed(&mut self, trace: RouteTrace) {
+    pub(super) fn routed(&mut self, trace: RouteTrace) {
         self.entry.update(|progress| {
             progress.phase = Phase::Prefill;
             progress.row = Some(trace.row);

@@ -5,13 +5,25 @@ use std::sync::Arc;
 use lifeboat_engines::dialect::Dialect;
 use serde::Serialize;
 
+use super::outlook::Class;
 use super::route::{Route, Shape};
-use super::router::Class;
 use crate::keys::Principal;
 use crate::registry::{RowView, Snapshot};
 
 const fn route(path: &'static str) -> Route {
-    Route { path, upstream: path, dialect: Dialect::OpenAi, class: Class::Generation, shape: Shape::Json, says_end: true }
+    Route {
+        path,
+        upstream: path,
+        dialect: Dialect::OpenAi,
+        class: Class::Generation,
+        shape: Shape::Json,
+        has_prompt: false,
+        says_end: true,
+    }
+}
+
+const fn conversation(path: &'static str) -> Route {
+    Route { has_prompt: true, ..route(path) }
 }
 
 const fn audio(path: &'static str, shape: Shape) -> Route {
@@ -24,11 +36,11 @@ const fn native(path: &'static str, upstream: &'static str) -> Route {
 
 /// Every route that an engine answers.
 pub(super) static ROUTES: [Route; 12] = [
-    route("/v1/chat/completions"),
-    route("/v1/completions"),
+    conversation("/v1/chat/completions"),
+    conversation("/v1/completions"),
     route("/v1/embeddings"),
     route("/v1/rerank"),
-    route("/v1/responses"),
+    conversation("/v1/responses"),
     audio("/v1/audio/speech", Shape::Json),
     audio("/v1/audio/transcriptions", Shape::Multipart),
     audio("/v1/audio/translations", Shape::Multipart),

@@ -46,6 +46,12 @@ pub(in crate::gateway) enum Fault {
     /// No first byte in time.
     #[error("the engine did not begin to answer within {} s", .0.as_secs())]
     Silent(Duration),
+    /// The operator ended the request.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The whole request took too long.
+    #[error("the request took longer than {} s", .0.as_secs())]
+    TooLong(Duration),
     /// An answer that no engine should give here.
     #[error("the engine answered with status {0}")]
     Strange(StatusCode),
@@ -66,7 +72,7 @@ impl Fault {
     pub(in crate::gateway) fn may_retry(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Closed(_) | Self::Torn(_) | Self::Ended => true,
-            Self::Silent(_) | Self::Strange(_) => false,
+            Self::Silent(_) | Self::TooLong(_) | Self::Cancelled | Self::Strange(_) => false,
             Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504),
         }
     }

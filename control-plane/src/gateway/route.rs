@@ -2,7 +2,7 @@
 
 use lifeboat_engines::dialect::Dialect;
 
-use super::router::Class;
+use super::outlook::Class;
 
 /// How a request names its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub(super) struct Route {
     pub class: Class,
     /// How the model is named.
     pub shape: Shape,
+    /// Engines keep what they have read of its prompts.
+    pub has_prompt: bool,
     /// Its streams say that they are complete; one that does not was cut off.
     pub says_end: bool,
 }

@@ -25,6 +25,8 @@ const HOLDER_MARGIN: f64 = 1.25;
 const SPREAD_ABOVE: f64 = 1.1;
 /// Added where the prompt is longer than the row's context: chosen only if nothing else is there.
 const TOO_LONG: f64 = 1e6;
+/// Seconds that a row is preferred by for being the home of a session, all else being equal.
+const HOME_BONUS: f64 = 0.001;
 /// Most places a prompt is looked for at.
 const MAX_MATCHES: usize = 8;
 
@@ -146,7 +148,8 @@ impl Router {
             let row = self.row(home.choice.row);
             let pool = row.is_some_and(|row| matches!(row.cache, Cache::Pool(_)));
             let ahead = row.map_or(0.0, |row| row.pending / row.speed.prefill);
-            mode == Mode::Sticky || (pool && ahead - least_pending <= LEAVE_POOL_AFTER)
+            // Where all its slots are taken, the wait for one is weighed as any other.
+            mode == Mode::Sticky || (pool && home.choice.free && ahead - least_pending <= LEAVE_POOL_AFTER)
         });
         if let Some(strict) = strict {
             return Some(strict.choice);
@@ -223,7 +226,8 @@ fn score(row: &Row, index: RowIndex, ask: &Ask, matches: &[Match], price: f64, k
     let first_token = wait + read + row.speed.decode * f64::from(beside);
     let crowd = if known { 0.0 } else { PLACEMENT * row.resident() / row.speed.prefill };
     let too_long = if row.setup.context > 0 && whole > f64::from(row.setup.context) { TOO_LONG } else { 0.0 };
-    let cost = first_token + price * read + DISPLACEMENT * offer.displaced / row.speed.prefill + too_long;
+    let home = if is_home(row, matches) { HOME_BONUS } else { 0.0 };
+    let cost = first_token - home + price * read + DISPLACEMENT * offer.displaced / row.speed.prefill + too_long;
     let mine = |found: &&Match| found.home.incarnation == row.incarnation;
     let reason = match matches.iter().filter(mine).max_by_key(|found| (found.turn, found.session)) {
         Some(found) if found.session && !found.turn => Reason::Session,

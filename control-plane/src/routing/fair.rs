@@ -146,6 +146,11 @@ impl<T> FairQueue<T> {
         self.waiting.iter().map(|(key, entry)| (key.ticket, &entry.item))
     }
 
+    /// Those who wait, to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.waiting.values_mut().map(|entry| &mut entry.item)
+    }
+
     /// One of them.
     pub fn get_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
         let key = self.keys.get(&ticket)?;

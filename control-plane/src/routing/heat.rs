@@ -23,6 +23,11 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// The mode of that name; the default for any other.
+    pub fn named(name: &str) -> Self {
+        [Self::Throughput, Self::Sticky, Self::Hybrid].into_iter().find(|mode| mode.as_str() == name).unwrap_or_default()
+    }
+
     /// The name used in the API, the headers and the metrics.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -118,6 +118,8 @@ pub(super) struct Waiter {
     since: f64,
     /// The row it waits for, while another one may be free.
     marked: Option<RowIndex>,
+    /// Work booked on its tenant.
+    booked: f64,
 }
 
 /// One request on a row.
@@ -152,10 +154,12 @@ pub enum Arrival {
 }
 
 /// A request that waited and has a slot now.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Grant {
     /// Which.
     pub ticket: Ticket,
+    /// What it asked for.
+    pub ask: Ask,
     /// Where it goes.
     pub placement: Placement,
 }
@@ -262,6 +266,10 @@ impl Router {
         }
         for line in self.lines.values_mut() {
             line.rows.retain(|other| *other != index);
+            // The next row in this place is another one.
+            for waiter in line.queue.iter_mut().filter(|waiter| waiter.marked == Some(index)) {
+                waiter.marked = None;
+            }
         }
     }
 
@@ -281,32 +289,32 @@ impl Router {
     }
 
     /// A request arrives. It is placed at once, or waits if fewer than `room` do.
-    pub fn arrive(&mut self, name: &Arc<str>, ask: Ask, room: usize, now: f64) -> Arrival {
+    pub fn arrive(&mut self, name: &Arc<str>, ask: &Ask, room: usize, now: f64) -> Arrival {
         self.observe(name, now);
         let Some(line) = self.lines.get(name) else { return self.enqueue(name, ask, room, now) };
         if line.queue.is_empty() || self.rows_with_room(line, now) {
-            let choice = self.choose(line, &ask, false, now);
+            let choice = self.choose(line, ask, false, now);
             // Whoever came earlier and could use the same slot would have it already.
             if let Some(choice) = choice.filter(|choice| choice.free && (line.queue.is_empty() || Self::nobody_marked(line, choice.row))) {
-                let claim = self.claim(&ask, &choice);
+                let claim = self.claim(ask, &choice);
                 if let Some(line) = self.lines.get_mut(name) {
                     line.queue.pass(&claim);
                 }
-                return Arrival::Placed(self.place(name, &ask, &choice, claim.cost, now));
+                return Arrival::Placed(self.place(name, ask, &choice, claim.cost, now));
             }
         }
         self.enqueue(name, ask, room, now)
     }
 
-    fn enqueue(&mut self, name: &Arc<str>, ask: Ask, room: usize, now: f64) -> Arrival {
+    fn enqueue(&mut self, name: &Arc<str>, ask: &Ask, room: usize, now: f64) -> Arrival {
         let ticket = Ticket(self.fresh());
-        let marked = self.lines.get(name).and_then(|line| self.choose(line, &ask, false, now)).map(|choice| choice.row);
+        let marked = self.lines.get(name).and_then(|line| self.choose(line, ask, false, now)).map(|choice| choice.row);
         let line = self.lines.entry(Arc::clone(name)).or_insert_with(|| Line::new(now));
         if line.queue.len() >= room {
             return Arrival::Full;
         }
         let claim = Claim { tenant: ask.tenant, band: ask.band, cost: work(ask.prefix.bytes as f64 / 4.0, ask.output_tokens, 128.0) };
-        line.queue.push(ticket, &claim, Waiter { ask, since: now, marked }, now);
+        line.queue.push(ticket, &claim, Waiter { ask: ask.clone(), since: now, marked, booked: claim.cost }, now);
         self.count_waiter(marked, true);
         Arrival::Waiting(ticket)
     }
@@ -345,7 +353,7 @@ impl Router {
                 break;
             }
             match self.review(name, ticket, now) {
-                Review::Placed(placement) => grants.push(Grant { ticket, placement }),
+                Review::Placed(placement, ask) => grants.push(Grant { ticket, ask, placement }),
                 Review::Waits => {}
                 Review::Collects => break,
             }
@@ -372,8 +380,7 @@ impl Router {
             Some(choice) if choice.free => {
                 let Some(waiter) = self.lines.get_mut(name).and_then(|line| line.queue.serve(ticket)) else { return Review::Waits };
                 self.count_waiter(marked, false);
-                let cost = self.claim(&waiter.ask, &choice).cost;
-                Review::Placed(self.place(name, &waiter.ask, &choice, cost, now))
+                Review::Placed(self.place(name, &waiter.ask, &choice, waiter.booked, now), waiter.ask)
             }
             choice => {
                 let row = choice.map(|choice| choice.row);
@@ -396,7 +403,9 @@ impl Router {
 
     /// A waiting request gave up.
     pub fn left(&mut self, name: &Arc<str>, ticket: Ticket) -> bool {
-        let Some(waiter) = self.lines.get_mut(name).and_then(|line| line.queue.remove(ticket)) else { return false };
+        let Some(line) = self.lines.get_mut(name) else { return false };
+        let Some(waiter) = line.queue.remove(ticket) else { return false };
+        line.queue.correct(waiter.ask.tenant, -waiter.booked);
         self.count_waiter(waiter.marked, false);
         true
     }
@@ -529,6 +538,11 @@ impl Router {
 
     /// A request's engine took it but the gate had just been shut: it never ran there.
     pub fn undo(&mut self, flight: FlightId, now: f64) {
+        if let Some(state) = self.flights.get(&flight)
+            && let Some(line) = self.lines.get_mut(&state.name)
+        {
+            line.queue.correct(state.tenant, -state.charged);
+        }
         self.ended(flight, Outcome::Neutral, &Observation::default(), 0.0, now);
     }
 
@@ -617,17 +631,18 @@ impl Router {
         self.flights.len()
     }
 
-    /// Seconds until a request that joins the line now gets a slot, from the means of its rows; `None` = nothing is known.
-    pub fn predicted_wait(&self, name: &str) -> Option<f64> {
+    /// Seconds until the request at that place in the line (1 = the first) gets a slot, from the means of its rows; `None` =
+    /// nothing is known.
+    pub fn predicted_wait(&self, name: &str, place: usize) -> Option<f64> {
         let line = self.lines.get(name)?;
         let rows = || line.rows.iter().filter_map(|index| self.row(*index)).filter(|row| row.open);
         let drain: f64 = rows().filter(|row| row.speed.is_learned()).map(|row| f64::from(row.setup.slots) / row.speed.service).sum();
-        (drain > 0.0).then(|| (line.queue.len() + 1) as f64 / drain)
+        (drain > 0.0).then(|| place as f64 / drain)
     }
 }
 
 enum Review {
-    Placed(Placement),
+    Placed(Placement, Ask),
     Waits,
     /// It collects several slots and lets nobody overtake.
     Collects,

@@ -129,6 +129,9 @@ const HOST_LEAST: f64 = 0.25;
 const HOST_STRANGER: f64 = 0.5;
 /// A slot's sequence of which less than this is kept is saved to host memory first.
 const SAVED_BELOW: f64 = 0.5;
+/// Chance that what a session's slot holds is asked for again although the session sends something else now: a history that
+/// was rewritten is not, that of a sub-agent under the same key is.
+const SESSION_CHANCE: f64 = 0.3;
 /// What a saved sequence costs to fetch back, as a part of reading it.
 const FETCH_BACK: f64 = 0.1;
 
@@ -222,7 +225,7 @@ impl Row {
         let same = if found.turn && newest { sequence.tokens.max(self.speed.tokens(found.bytes)) } else { self.speed.tokens(found.bytes) };
         let cached = same.min(sequence.tokens).min(whole);
         let dropped = (sequence.tokens - cached).max(0.0);
-        let chance = if found.session || sequence.tokens <= 0.0 { 0.0 } else { sequence.regret(now) / sequence.tokens };
+        let chance = sequence.regret(now) / sequence.tokens.max(1.0) * if found.session { SESSION_CHANCE } else { 1.0 };
         let own = found.turn || found.session;
         match place {
             Place::Idle(slot) if room => {

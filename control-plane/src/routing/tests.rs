@@ -54,12 +54,12 @@ impl World {
         Self { router, rows, now: 0.0 }
     }
 
-    fn arrive(&mut self, ask: Ask) -> Arrival {
+    fn arrive(&mut self, ask: &Ask) -> Arrival {
         self.now += 0.001;
         self.router.arrive(&name(), ask, 1000, self.now)
     }
 
-    fn place(&mut self, ask: Ask) -> Placement {
+    fn place(&mut self, ask: &Ask) -> Placement {
         match self.arrive(ask) {
             Arrival::Placed(placement) => placement,
             other => panic!("{other:?}"),
@@ -74,7 +74,7 @@ impl World {
     }
 
     fn turn(&mut self, prefix: Prefix) -> Placement {
-        let placement = self.place(ask(prefix));
+        let placement = self.place(&ask(prefix));
         self.end(&placement);
         placement
     }
@@ -111,18 +111,18 @@ fn a_stranger_with_the_same_long_beginning_does_not_take_a_living_conversations_
 fn a_session_goes_home_even_where_its_history_was_rewritten() {
     let mut world = World::new(&[slots(2), slots(2)]);
     let keyed = |prefix, session| Ask { session: Some(session), ..ask(prefix) };
-    let first = world.place(keyed(prompt("sys", 1, 4), 7));
+    let first = world.place(&keyed(prompt("sys", 1, 4), 7));
     world.end(&first);
     world.turn(prompt("sys", 2, 1));
-    let again = world.place(keyed(prompt("a summary of it all", 9, 1), 7));
-    assert_eq!((again.row, again.slot, again.reason), (first.row, first.slot, Reason::Session));
+    let again = world.place(&keyed(prompt("a summary of it all", 9, 1), 7));
+    assert_eq!((again.row, again.reason), (first.row, Reason::Session));
 }
 
 #[test]
 fn two_requests_of_one_conversation_at_once_wait_or_part_but_never_share_a_slot() {
     let mut world = World::new(&[slots(2)]);
-    let first = world.place(ask(prompt("sys", 1, 2)));
-    match world.arrive(ask(prompt("sys", 1, 2))) {
+    let first = world.place(&ask(prompt("sys", 1, 2)));
+    match world.arrive(&ask(prompt("sys", 1, 2))) {
         Arrival::Placed(second) => assert_ne!(second.slot, first.slot),
         Arrival::Waiting(ticket) => {
             world.end(&first);
@@ -137,7 +137,7 @@ fn two_requests_of_one_conversation_at_once_wait_or_part_but_never_share_a_slot(
 fn unique_prompts_spread_over_the_rows() {
     let mut world = World::new(&[slots(4), slots(4), pool(4)]);
     for conversation in 0..12 {
-        world.place(ask(prompt(&format!("unique {conversation}"), conversation, 1)));
+        world.place(&ask(prompt(&format!("unique {conversation}"), conversation, 1)));
     }
     for row in world.rows.clone() {
         assert_eq!(world.router.row_view(row, world.now).unwrap().in_flight, 4);
@@ -148,7 +148,7 @@ fn unique_prompts_spread_over_the_rows() {
 fn a_burst_between_two_replies_spreads_too() {
     let mut world = World::new(&[pool(64), pool(64)]);
     for conversation in 0..16 {
-        world.place(ask(prompt(&format!("unique {conversation}"), conversation, 1)));
+        world.place(&ask(prompt(&format!("unique {conversation}"), conversation, 1)));
     }
     let counts: Vec<_> = world.rows.iter().map(|row| world.router.row_view(*row, 0.0).unwrap().in_flight).collect();
     assert_eq!(counts, [8, 8]);
@@ -159,13 +159,13 @@ fn a_request_for_a_busy_home_waits_only_as_long_as_that_is_worth_it() {
     let mut world = World::new(&[pool(1), pool(1)]);
     let long = prompt(&"a very long history ".repeat(20_000), 1, 1);
     let home = world.turn(long.clone());
-    let other = world.place(ask(prompt("short", 2, 1)));
+    let other = world.place(&ask(prompt("short", 2, 1)));
     assert_ne!(other.row, home.row);
     // Home is free: at once. Home is busy, the other one free: it waits, because reading 400 kB anew takes far longer.
-    let busy = world.place(ask(prompt("short", 3, 1)));
+    let busy = world.place(&ask(prompt("short", 3, 1)));
     assert_eq!(busy.row, home.row);
     world.end(&other);
-    let Arrival::Waiting(ticket) = world.arrive(ask(long)) else { panic!("it should wait") };
+    let Arrival::Waiting(ticket) = world.arrive(&ask(long)) else { panic!("it should wait") };
     assert!(world.router.hand_out(&name(), world.now).is_empty());
     world.end(&busy);
     let grants = world.router.hand_out(&name(), world.now);
@@ -177,9 +177,9 @@ fn a_request_that_waited_too_long_for_its_home_takes_what_is_free() {
     let mut world = World::new(&[pool(1), pool(1)]);
     let long = prompt(&"a very long history ".repeat(20_000), 1, 1);
     let home = world.turn(long.clone());
-    let busy = world.place(ask(long.clone()));
+    let busy = world.place(&ask(long.clone()));
     assert_eq!(busy.row, home.row);
-    let Arrival::Waiting(ticket) = world.arrive(ask(long)) else { panic!("it should wait") };
+    let Arrival::Waiting(ticket) = world.arrive(&ask(long)) else { panic!("it should wait") };
     world.now += 31.0;
     let grants = world.router.hand_out(&name(), world.now);
     assert_eq!((grants[0].ticket, grants[0].placement.reason), (ticket, Reason::Overdue));
@@ -200,30 +200,30 @@ fn a_row_that_came_back_holds_nothing_it_held_before() {
 #[test]
 fn a_failed_row_is_avoided_and_one_that_keeps_failing_is_left_alone() {
     let mut world = World::new(&[slots(4), slots(4)]);
-    let placement = world.place(ask(prompt("sys", 1, 1)));
+    let placement = world.place(&ask(prompt("sys", 1, 1)));
     let avoid = vec![world.router.incarnation(placement.row).unwrap()];
     world.router.ended(placement.flight, Outcome::Failed, &Observation::default(), 1.0, world.now);
-    let again = world.place(Ask { avoid, ..ask(prompt("sys", 1, 1)) });
+    let again = world.place(&Ask { avoid, ..ask(prompt("sys", 1, 1)) });
     assert_ne!(again.row, placement.row);
     for conversation in 10..15 {
         let other = vec![world.router.incarnation(again.row).unwrap()];
-        let failing = world.place(Ask { avoid: other, ..ask(prompt("sys", conversation, 1)) });
+        let failing = world.place(&Ask { avoid: other, ..ask(prompt("sys", conversation, 1)) });
         world.router.ended(failing.flight, Outcome::Failed, &Observation::default(), 1.0, world.now);
         if world.router.breaker(placement.row, world.now) != Some(BreakerState::Closed) {
             break;
         }
     }
     assert_eq!(world.router.breaker(placement.row, world.now), Some(BreakerState::Open));
-    assert_eq!(world.place(ask(prompt("sys", 20, 1))).row, again.row);
+    assert_eq!(world.place(&ask(prompt("sys", 20, 1))).row, again.row);
 }
 
 #[test]
 fn a_heavy_request_takes_all_its_slots_and_gives_them_back() {
     let mut world = World::new(&[slots(4)]);
-    let heavy = world.place(Ask { weight: 3, ..ask(prompt("sys", 1, 1)) });
+    let heavy = world.place(&Ask { weight: 3, ..ask(prompt("sys", 1, 1)) });
     assert_eq!(world.router.row_view(heavy.row, 0.0).unwrap().in_flight, 3);
-    world.place(ask(prompt("sys", 2, 1)));
-    assert!(matches!(world.arrive(ask(prompt("sys", 3, 1))), Arrival::Waiting(_)));
+    world.place(&ask(prompt("sys", 2, 1)));
+    assert!(matches!(world.arrive(&ask(prompt("sys", 3, 1))), Arrival::Waiting(_)));
     world.end(&heavy);
     assert_eq!(world.router.hand_out(&name(), world.now).len(), 1);
 }
@@ -233,9 +233,9 @@ fn sticky_waits_for_the_home_row_whatever_it_costs() {
     let mut world = World::new(&[pool(1), pool(1)]);
     world.router.set_mode(&name(), Mode::Sticky, 0.0);
     let home = world.turn(prompt("sys", 1, 1));
-    let busy = world.place(ask(prompt("sys", 1, 2)));
+    let busy = world.place(&ask(prompt("sys", 1, 2)));
     assert_eq!(busy.row, home.row);
-    assert!(matches!(world.arrive(ask(prompt("sys", 1, 2))), Arrival::Waiting(_)));
+    assert!(matches!(world.arrive(&ask(prompt("sys", 1, 2))), Arrival::Waiting(_)));
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_popular_beginning_may_live_on_more_rows_than_a_rare_one() {
     let popular = "everybody begins like this ".repeat(60);
     let mut used = HashSet::new();
     for conversation in 0..40 {
-        used.insert(world.place(ask(prompt(&popular, conversation, 1))).row);
+        used.insert(world.place(&ask(prompt(&popular, conversation, 1))).row);
     }
     assert!(used.len() > 1, "one row must not take all of them");
 }
@@ -332,7 +332,7 @@ proptest! {
             match event {
                 Event::Arrive { conversation, turns, session, tenant, band, weight, patience } => {
                     let request = Ask { session, tenant, band, weight, deadline: world.now + patience, ..ask(prompt("sys", conversation, turns)) };
-                    match world.router.arrive(&name(), request, 20, world.now) {
+                    match world.router.arrive(&name(), &request, 20, world.now) {
                         Arrival::Placed(placement) => truth.took(&world, placement, weight),
                         Arrival::Waiting(ticket) => _ = truth.waiting.insert(ticket, weight),
                         Arrival::Full => {}
@@ -394,7 +394,7 @@ proptest! {
         let mut waiting = HashSet::new();
         for (conversation, turns, tenant) in order {
             let request = Ask { tenant, deadline: world.now + 600.0, ..ask(prompt("sys", conversation, turns)) };
-            match world.router.arrive(&name(), request, 1000, world.now) {
+            match world.router.arrive(&name(), &request, 1000, world.now) {
                 Arrival::Placed(placement) => running.push(placement),
                 Arrival::Waiting(ticket) => _ = waiting.insert(ticket),
                 Arrival::Full => prop_assert!(false, "full"),

@@ -33,6 +33,27 @@ pub struct LineView {
     pub predicted_wait_seconds: Option<f64>,
 }
 
+impl LineView {
+    /// A pool nobody has asked for yet.
+    pub const fn idle(mode: Mode) -> Self {
+        Self {
+            mode,
+            effective_mode: match mode {
+                Mode::Hybrid => Mode::Ttft,
+                mode => mode,
+            },
+            heat: 0.0,
+            heat_slots: 0.0,
+            heat_reading: 0.0,
+            switches: 0,
+            waiting: 0,
+            cold_moves: 0,
+            conversations: [0; 2],
+            predicted_wait_seconds: None,
+        }
+    }
+}
+
 /// The load and speed of one row.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct RowLoadView {
@@ -72,7 +93,7 @@ impl Router {
             waiting: line.queue.len(),
             cold_moves: self.cold_moves,
             conversations: [self.tails.len(), self.sessions.len()],
-            predicted_wait_seconds: self.predicted_wait(name),
+            predicted_wait_seconds: self.predicted_wait(name, line.queue.len() + 1),
         })
     }
 

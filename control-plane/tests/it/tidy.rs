@@ -46,7 +46,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("models", &["config", "download", "host", "jobs", "progress", "store"]),
     ("supervisor", &["activator", "config", "engines", "guard", "host", "ids", "models", "progress", "registry", "store"]),
     ("reconciler", &["activator", "config", "host", "ids", "registry", "store", "supervisor"]),
-    ("gateway", &["activator", "config", "host", "ids", "keys", "recorder", "registry", "route_trace", "security", "telemetry"]),
+    ("gateway", &["activator", "config", "host", "ids", "keys", "recorder", "registry", "route_trace", "routing", "security", "telemetry"]),
     (
         "api",
         &[
@@ -65,6 +65,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "recorder",
             "registry",
             "route_trace",
+            "routing",
             "security",
             "store",
             "supervisor",

@@ -1,5 +1,7 @@
 //! Slots, lines and deadlines, on paused time.
 
+use std::sync::LazyLock;
+
 use super::*;
 use crate::gateway::testing::{endpoint, row};
 use crate::registry::RowState;
@@ -30,25 +32,28 @@ impl World {
     }
 
     async fn admit(&self, name: &str) -> Result<Permit, Refusal> {
-        self.admission.admit(ask(name, &[])).await
+        self.admission.admit(claim(name, &[])).await
     }
 
     /// A request that waits in its own task.
     fn join(&self, name: &'static str) -> tokio::task::JoinHandle<Result<Permit, Refusal>> {
         let admission = Arc::clone(&self.admission);
         #[expect(clippy::disallowed_methods, reason = "a test has no tracker")]
-        tokio::spawn(async move { admission.admit(ask(name, &[])).await })
+        tokio::spawn(async move { admission.admit(claim(name, &[])).await })
     }
 
     async fn until_waiting(&self, name: &str, count: usize) {
-        while self.admission.state.lock().lines.len(Class::Generation, name) != count {
+        while self.admission.state.lock().generation.router.waiting(name) != count {
             tokio::task::yield_now().await;
         }
     }
 }
 
-fn ask<'a>(name: &'a str, avoid: &'a [Arc<Endpoint>]) -> Ask<'a> {
-    Ask { name, class: Class::Generation, avoid, arrived: Instant::now() }
+/// A request without a prompt, which weighs one slot.
+static PLAIN: LazyLock<Ask> = LazyLock::new(|| Ask { weight: 1, band: 1, ..Ask::default() });
+
+fn claim<'a>(name: &'a str, avoid: &'a [Arc<Endpoint>]) -> Claim<'a> {
+    Claim { name, class: Class::Generation, ask: &PLAIN, avoid, arrived: Instant::now() }
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -67,7 +72,7 @@ async fn slots_are_handed_to_waiters_in_the_order_they_came() {
         drop(held);
         held = waiter.await.unwrap().unwrap();
         assert_eq!(held.endpoint.load.in_flight(), 1);
-        assert_eq!(world.admission.state.lock().lines.len(Class::Generation, "m"), 2 - index);
+        assert_eq!(world.admission.state.lock().generation.router.waiting("m"), 2 - index);
     }
 }
 
@@ -104,7 +109,7 @@ async fn a_permit_granted_to_one_who_leaves_goes_to_the_next() {
 async fn a_full_line_and_a_wait_that_cannot_fit_are_refused_at_once() {
     let world = world(GatewayConfig { queue_per_slot: 2, queue_wait: 10 * SECOND, ..GatewayConfig::default() });
     world.ready("m", 1);
-    let held = world.admit("m").await.unwrap();
+    let mut held = world.admit("m").await.unwrap();
     let waiters = [world.join("m"), world.join("m")];
     world.until_waiting("m", 2).await;
     assert!(matches!(world.admit("m").await, Err(Refusal::Full { waiting: 2, .. })));
@@ -114,6 +119,7 @@ async fn a_full_line_and_a_wait_that_cannot_fit_are_refused_at_once() {
     }
     world.until_waiting("m", 0).await;
     tokio::time::advance(8 * SECOND).await;
+    held.done();
     drop(held);
     let _held = world.admit("m").await.unwrap();
     let _first = world.join("m");
@@ -130,7 +136,7 @@ async fn a_wait_ends_at_its_deadline() {
     let before = Instant::now();
     assert!(matches!(world.admit("m").await, Err(Refusal::TooLong { .. })));
     assert_eq!(before.elapsed().as_secs(), 10);
-    assert_eq!(world.admission.state.lock().lines.len(Class::Generation, "m"), 0);
+    assert_eq!(world.admission.state.lock().generation.router.waiting("m"), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,10 +197,10 @@ async fn a_failed_engine_is_waited_out_only_as_long_as_its_death_may_go_unnotice
     let mut view = world.ready("m", 1);
     let avoid = [view.endpoint.clone().unwrap()];
     let before = Instant::now();
-    assert_eq!(world.admission.admit(ask("m", &avoid)).await.unwrap_err(), Refusal::NoOther);
+    assert_eq!(world.admission.admit(claim("m", &avoid)).await.unwrap_err(), Refusal::NoOther);
     assert_eq!(before.elapsed().as_secs(), 2);
     // Seen dead in time, it is waited for until it is back.
-    let asking = world.admission.admit(ask("m", &avoid));
+    let asking = world.admission.admit(claim("m", &avoid));
     let restarting = async {
         tokio::time::sleep(SECOND).await;
         view.status.state = RowState::Starting;
@@ -214,7 +220,7 @@ async fn light_calls_do_not_wait_for_a_slot() {
     let world = world(GatewayConfig { light_per_row: 1, ..GatewayConfig::default() });
     let view = world.ready("m", 1);
     let _held = world.admit("m").await.unwrap();
-    let light = Ask { class: Class::Light, ..ask("m", &[]) };
+    let light = Claim { class: Class::Light, ..claim("m", &[]) };
     let permit = world.admission.admit(light).await.unwrap();
     assert!(tokio::time::timeout(SECOND, world.admission.admit(light)).await.is_err());
     drop(permit);
@@ -231,7 +237,7 @@ async fn no_row_ever_has_more_requests_than_slots_whoever_comes_and_goes() {
             let admission = Arc::clone(&world.admission);
             #[expect(clippy::disallowed_methods, reason = "a test has no tracker")]
             tokio::spawn(async move {
-                let asking = admission.admit(ask("m", &[]));
+                let asking = admission.admit(claim("m", &[]));
                 if number % 5 == 0 {
                     // These leave at any moment, granted or not.
                     return drop(tokio::time::timeout(Duration::from_micros(number * 7), asking).await);
@@ -246,4 +252,5 @@ async fn no_row_ever_has_more_requests_than_slots_whoever_comes_and_goes() {
         tokio::time::timeout(30 * SECOND, task).await.expect("a waiter was forgotten").unwrap();
     }
     assert!(rows.iter().all(|row| row.endpoint.as_ref().unwrap().load.in_flight() == 0));
+    assert!(world.admission.is_at_rest());
 }

@@ -31,9 +31,9 @@ pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Asked, Failure> {
         match name(&body[at..at + head_len]) {
             Some("model") => {
                 let model = value.map_err(|_| Failure::invalid_form("the field `model` is no text"))?;
-                asked.model = Some((model.to_owned(), start..start + length));
+                asked.peek.model = Some((model.to_owned(), start..start + length));
             }
-            Some("stream") => asked.stream = value.is_ok_and(|value| value.eq_ignore_ascii_case("true") || value == "1"),
+            Some("stream") => asked.peek.stream = value.is_ok_and(|value| value.eq_ignore_ascii_case("true") || value == "1"),
             _ => {}
         }
         at = start + length + delimiter.len();
@@ -80,10 +80,10 @@ mod tests {
     #[test]
     fn the_model_part_is_found_behind_a_file_and_can_be_spliced() {
         let asked = read(&headers("multipart/form-data; charset=x; boundary=\"XX\""), FORM).unwrap();
-        assert_eq!(asked.model.as_ref().unwrap().0, "my/asr");
-        assert!(asked.stream);
+        assert_eq!(asked.peek.model.as_ref().unwrap().0, "my/asr");
+        assert!(asked.peek.stream);
         let body = Bytes::from_static(FORM);
-        assert_eq!(asked.body(&body, Some("longer-name")).len(), FORM.len() + 5);
+        assert_eq!(asked.body(&body, Some("longer-name"), None).len(), FORM.len() + 5);
     }
 
     #[test]

@@ -54,24 +54,50 @@ pub(in crate::gateway) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// A body in up to three pieces: what stands before a spliced value, the value, what stands behind it.
+/// A body in pieces: what the client sent, cut where something is put in or replaced.
 #[derive(Debug, Clone, Default)]
-pub(in crate::gateway) struct Segments([Bytes; 3]);
+pub(in crate::gateway) struct Segments {
+    pieces: Vec<Bytes>,
+    next: usize,
+}
 
 impl Segments {
     /// The body as it came.
     pub(in crate::gateway) fn whole(body: Bytes) -> Self {
-        Self([body, Bytes::new(), Bytes::new()])
+        Self { pieces: vec![body], next: 0 }
     }
 
-    /// The body with `range` replaced. The range must lie within it.
-    pub(in crate::gateway) fn spliced(body: &Bytes, range: std::ops::Range<usize>, value: Bytes) -> Self {
-        Self([body.slice(..range.start), value, body.slice(range.end..)])
+    /// The body with these ranges replaced; they lie within it and apart from each other.
+    pub(in crate::gateway) fn edited(body: &Bytes, mut edits: Vec<(std::ops::Range<usize>, Bytes)>) -> Self {
+        if edits.is_empty() {
+            return Self::whole(body.clone());
+        }
+        edits.sort_by_key(|(range, _)| range.start);
+        let mut pieces = Vec::with_capacity(2 * edits.len() + 1);
+        let mut from = 0;
+        for (range, value) in edits {
+            pieces.push(body.slice(from..range.start));
+            pieces.push(value);
+            from = range.end;
+        }
+        pieces.push(body.slice(from..));
+        pieces.retain(|piece| !piece.is_empty());
+        Self { pieces, next: 0 }
+    }
+
+    fn left(&self) -> &[Bytes] {
+        self.pieces.get(self.next..).unwrap_or_default()
     }
 
     /// Bytes left.
     pub(in crate::gateway) fn len(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
+        self.left().iter().map(Bytes::len).sum()
+    }
+
+    /// All of it in one.
+    #[cfg(test)]
+    pub(in crate::gateway) fn concat(&self) -> Vec<u8> {
+        self.left().concat()
     }
 }
 
@@ -80,12 +106,17 @@ impl Body for Segments {
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let next = self.0.iter_mut().find(|piece| !piece.is_empty()).map(std::mem::take);
-        Poll::Ready(next.map(|piece| Ok(Frame::data(piece))))
+        while let Some(piece) = self.left().first().cloned() {
+            self.next += 1;
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+        Poll::Ready(None)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.iter().all(Bytes::is_empty)
+        self.left().iter().all(Bytes::is_empty)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -149,10 +180,11 @@ mod tests {
     #[test]
     fn a_splice_shares_the_bytes_around_it_and_knows_its_length() {
         let body = Bytes::from_static(br#"{"model":"a","x":1}"#);
-        let spliced = Segments::spliced(&body, 9..12, Bytes::from_static(br#""longer""#));
-        assert_eq!(spliced.0.concat(), br#"{"model":"longer","x":1}"#);
-        assert_eq!(spliced.len(), spliced.0.concat().len());
-        assert_eq!(spliced.0[0].as_ptr(), body.as_ptr());
+        let edits = vec![(17..18, Bytes::from_static(b"2")), (9..12, Bytes::from_static(br#""longer""#))];
+        let edited = Segments::edited(&body, edits);
+        assert_eq!(edited.concat(), br#"{"model":"longer","x":2}"#);
+        assert_eq!(edited.len(), edited.concat().len());
+        assert_eq!(edited.pieces[0].as_ptr(), body.as_ptr());
     }
 
     #[test]

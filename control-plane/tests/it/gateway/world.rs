@@ -9,12 +9,12 @@ use http::uri::{Authority, Scheme};
 use lifeboat::activator::Activator;
 use lifeboat::config::{Config, GatewayConfig};
 use lifeboat::gateway::active::ActiveRequests;
-use lifeboat::gateway::{GatewayDeps, router};
+use lifeboat::gateway::{GatewayDeps, Pools, router};
 use lifeboat::ids::{Generation, RowId};
 use lifeboat::keys::Keys;
 use lifeboat::recorder::log::{self, RequestFilter};
 use lifeboat::recorder::{Recorder, Retention, UsageEvent};
-use lifeboat::registry::{Demand, Endpoint, Registry, RowLoad, RowState, RowStatus, RowView};
+use lifeboat::registry::{Demand, Endpoint, PromptCache, Registry, RowLoad, RowState, RowStatus, RowView};
 use lifeboat::store::Store;
 use lifeboat::telemetry::metrics::Metrics;
 use lifeboat_engines::spec::{DesiredState, EngineKind};
@@ -61,6 +61,7 @@ pub fn endpoint(address: SocketAddr, slots: u32) -> Endpoint {
         upstream_model: None,
         slots,
         context: 4096,
+        cache: PromptCache::Pool { tokens: 100_000 },
         load: RowLoad::default(),
         ready_since: Instant::now(),
         ended: CancellationToken::new(),
@@ -99,11 +100,12 @@ impl World {
         let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, &tracker, token.clone());
         let active = Arc::<ActiveRequests>::default();
         let activator = Activator::default();
+        let pools = Pools::new(Arc::clone(&registry), activator.clone(), Arc::clone(&metrics), config.gateway.clone());
         let router = router(GatewayDeps {
             config: Arc::new(config),
             registry: Arc::clone(&registry),
             keys: Arc::new(Keys::load(&store, None, open).await.unwrap()),
-            activator: activator.clone(),
+            pools,
             metrics: Arc::clone(&metrics),
             recorder: Arc::clone(&recorder),
             active: Arc::clone(&active),
