@@ -219,7 +219,7 @@ fn score(row: &Row, index: RowIndex, ask: &Ask, matches: &[Match], price: f64, k
         (row.pending / row.speed.prefill, row.in_flight)
     } else if offer.must_wait && room {
         // Its own slot works on an earlier request of the same conversation.
-        (row.speed.service, row.setup.slots)
+        (f64::from(1 + row.waiters) * row.speed.service, row.setup.slots)
     } else {
         (f64::from(1 + row.waiters) * row.speed.service / f64::from(row.setup.slots.max(1)), row.setup.slots)
     };
