@@ -5,9 +5,10 @@
 //! no path of the control plane knows that it is simulated.
 //!
 //! What it keeps of llama-server: it listens before it has loaded and answers 503 meanwhile; a slot remembers its
-//! last prompt and answer, and only what a new prompt adds is paid for; slots are chosen by prefix, then by age;
-//! surplus requests wait in order; all slots share one decode step; the first SIGTERM stops decoding and waits
-//! for the clients, the second ends the process.
+//! last prompt and answer, and only what a new prompt adds is paid for; slots are chosen, saved to host memory and
+//! fetched from there by its rules ([`model`]); surplus requests wait as they do there; all slots share one decode step;
+//! the first SIGTERM stops decoding and waits for the clients, the second ends the process. With `--cache shared-pool`
+//! it remembers as `vLLM` does, and counts under that engine's names.
 //!
 //! Faults come by flag (`--help` lists them) or with a request, as `"sim_fault"` in the body, as the header
 //! `x-sim-fault`, or as `[[sim:…]]` anywhere in the prompt; [`faults`] lists them.
@@ -18,6 +19,8 @@ mod args;
 mod decode;
 mod faults;
 mod log;
+mod metrics;
+pub mod model;
 mod replies;
 mod request;
 mod routes;
@@ -31,6 +34,8 @@ use std::time::Duration;
 use args::Settings;
 use axum::serve::ListenerExt;
 use clap::Parser;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -39,6 +44,11 @@ use tokio_util::sync::CancellationToken;
 pub fn dispatch() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     (arguments.next()? == "sim-engine").then(|| run(arguments))
+}
+
+/// The prompt that the simulated engine makes of a chat request, for a benchmark that has to know what it remembers.
+pub fn chat_prompt(body: &[u8]) -> Option<String> {
+    serde_json::from_slice::<request::Body>(body).ok()?.prompt(replies::Dialect::Chat).ok()
 }
 
 /// Runs the process to its end. `arguments` are those after `lifeboat sim-engine`.
@@ -75,27 +85,42 @@ async fn live(settings: Settings) -> ExitCode {
         log::line("sim", "exiting due to model loading error (--crash-at-start)");
         return ExitCode::FAILURE;
     }
-    let listener = match TcpListener::bind(("127.0.0.1", settings.port)).await {
-        Ok(listener) => listener,
-        Err(error) => {
-            log::line("sim", &format!("couldn't bind HTTP server socket, port {}: {error}", settings.port));
-            return ExitCode::FAILURE;
+    let mut listeners = Vec::new();
+    for instance in 0..settings.instances {
+        let port = if settings.port == 0 { 0 } else { settings.port.saturating_add(instance) };
+        match TcpListener::bind(("127.0.0.1", port)).await {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => {
+                log::line("sim", &format!("couldn't bind HTTP server socket, port {port}: {error}"));
+                return ExitCode::FAILURE;
+            }
         }
-    };
-    let address = listener.local_addr().map_or_else(|_| format!("127.0.0.1:{}", settings.port), |address| address.to_string());
+    }
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-    let (decode, handle) = decode::channel(&settings);
-    let (router, loaded) = routes::router(settings.clone(), key, handle);
-    // A peer that is gone already is noticed by the next read.
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+    let loaded = CancellationToken::new();
+    let stop = CancellationToken::new();
+    let mut addresses = Vec::new();
+    let mut loops = FuturesUnordered::new();
+    let mut servers = FuturesUnordered::new();
+    for listener in listeners {
+        addresses.extend(listener.local_addr());
+        let (decode, handle) = decode::channel(&settings);
+        let router = routes::router(settings.clone(), key.clone(), handle, loaded.clone());
+        // A peer that is gone already is noticed by the next read.
+        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+        loops.push(decode.run(stop.clone()));
+        servers.push(axum::serve(listener, router).into_future());
+    }
     let work = async {
         let _held = load(&settings).await;
         loaded.cancel();
         log::line("srv", "llama_server: model loaded");
-        log::line("srv", &format!("llama_server: listening on http://{address}"));
-        let stop = CancellationToken::new();
+        for address in &addresses {
+            log::line("srv", &format!("llama_server: listening on http://{address}"));
+        }
+        let all = async { while loops.next().await.is_some() {} };
         tokio::select! {
-            () = decode.run(stop.clone()) => ExitCode::SUCCESS,
+            () = all => ExitCode::SUCCESS,
             code = obey_signals(&settings, stop) => code,
         }
     };
@@ -108,7 +133,7 @@ async fn live(settings: Settings) -> ExitCode {
     tokio::select! {
         code = work => code,
         code = ignored => code,
-        served = axum::serve(listener, router).into_future() => {
+        Some(served) = servers.next() => {
             if let Err(error) = served {
                 log::line("sim", &format!("the HTTP server ended: {error}"));
             }

@@ -21,24 +21,45 @@ const DEFAULT_CONTEXT: u32 = 4096;
 /// What the process takes: a few megabytes, rounded up.
 const MEMORY_BYTES: u64 = 16 << 20;
 
-/// The flags of the simulated engine a row may use, and whether each takes a value.
-pub const FLAGS: [(&str, bool); 16] = [
-    ("--prefill-us-per-char", true),
-    ("--decode-us-per-token", true),
-    ("--batch-slowdown", true),
-    ("--load-ms", true),
-    ("--tokens", true),
-    ("--crash-after", true),
-    ("--crash-at-start", false),
-    ("--exit-zero-after", true),
-    ("--hang-after", true),
-    ("--wrong-bytes-after", true),
-    ("--abort-stream-after", true),
-    ("--ignore-sigterm", false),
-    ("--memory-mib", true),
-    ("--slot-prompt-similarity", true),
-    ("--stall-load", false),
-    ("--spawn-grandchild", false),
+/// What follows a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value {
+    /// Nothing.
+    None,
+    /// A plain non-negative number.
+    Number,
+    /// One of these words.
+    Word(&'static [&'static str]),
+}
+
+/// The flags of the simulated engine a row may use, and what follows each.
+pub const FLAGS: [(&str, Value); 26] = [
+    ("--prefill-us-per-char", Value::Number),
+    ("--decode-us-per-token", Value::Number),
+    ("--batch-slowdown", Value::Number),
+    ("--load-ms", Value::Number),
+    ("--tokens", Value::Number),
+    ("--cache", Value::Word(&["slots", "shared-pool"])),
+    ("--cache-ram", Value::Number),
+    ("--kv-bytes-per-token", Value::Number),
+    ("--cache-idle-slots", Value::None),
+    ("--kv-unified", Value::None),
+    ("--copy-us-per-token", Value::Number),
+    ("--pool-tokens", Value::Number),
+    ("--crash-after", Value::Number),
+    ("--crash-at-start", Value::None),
+    ("--exit-zero-after", Value::Number),
+    ("--hang-after", Value::Number),
+    ("--wrong-bytes-after", Value::Number),
+    ("--abort-stream-after", Value::Number),
+    ("--ignore-sigterm", Value::None),
+    ("--ignore-id-slot", Value::None),
+    ("--hide-cached-tokens", Value::None),
+    ("--deaf-to-unstreamed", Value::None),
+    ("--memory-mib", Value::Number),
+    ("--slot-prompt-similarity", Value::Number),
+    ("--stall-load", Value::None),
+    ("--spawn-grandchild", Value::None),
 ];
 
 /// The adapter.
@@ -117,22 +138,30 @@ impl EngineAdapter for Sim {
     }
 }
 
-/// Each flag known, once, with a plain non-negative number where it takes one.
+/// Each flag known, once, with what is to follow it.
 fn check_flags(arguments: &[String]) -> Result<(), SpecError> {
     let known = || FLAGS.map(|(flag, _)| flag).join(", ");
     let mut seen = BTreeSet::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
-        let Some((flag, takes_value)) = FLAGS.iter().find(|(flag, _)| flag == argument) else {
+        let Some((flag, value)) = FLAGS.iter().find(|(flag, _)| flag == argument) else {
             return Err(refuse("extra_args", format!("`{argument}` is no flag of the simulated engine"), format!("it knows {}", known())));
         };
         if !seen.insert(flag) {
             return Err(refuse("extra_args", format!("`{flag}` is there twice"), "name each flag once"));
         }
-        if *takes_value {
-            let number = rest.next().and_then(|value| value.parse::<f64>().ok());
-            if !number.is_some_and(|number| (0.0..=1e9).contains(&number)) {
-                return Err(refuse("extra_args", format!("`{flag}` wants a number"), "write flag and value as two arguments"));
+        match value {
+            Value::None => {}
+            Value::Number => {
+                let number = rest.next().and_then(|value| value.parse::<f64>().ok());
+                if !number.is_some_and(|number| (0.0..=1e9).contains(&number)) {
+                    return Err(refuse("extra_args", format!("`{flag}` wants a number"), "write flag and value as two arguments"));
+                }
+            }
+            Value::Word(words) => {
+                if !rest.next().is_some_and(|value| words.contains(&value.as_str())) {
+                    return Err(refuse("extra_args", format!("`{flag}` wants a word"), format!("one of {}", words.join(", "))));
+                }
             }
         }
     }
@@ -155,11 +184,25 @@ mod tests {
 
     #[test]
     fn fault_flags_pass_and_anything_else_is_refused() {
-        for good in [&["--load-ms", "500"][..], &["--ignore-sigterm", "--tokens", "8"], &["--batch-slowdown", "0.25"], &[]] {
+        for good in [
+            &["--load-ms", "500"][..],
+            &["--ignore-sigterm", "--tokens", "8"],
+            &["--batch-slowdown", "0.25"],
+            &["--cache", "shared-pool"],
+            &[],
+        ] {
             assert_eq!(Sim.validate(&with_args(good), false), Ok(()), "{good:?}");
         }
-        for bad in [&["--port", "1"][..], &["--tokens"], &["--tokens", "x"], &["--tokens", "-1"], &["--stall-load", "--stall-load"], &["x"]]
-        {
+        for bad in [
+            &["--port", "1"][..],
+            &["--tokens"],
+            &["--tokens", "x"],
+            &["--tokens", "-1"],
+            &["--cache", "all"],
+            &["--cache"],
+            &["--stall-load", "--stall-load"],
+            &["x"],
+        ] {
             assert_eq!(Sim.validate(&with_args(bad), true).unwrap_err().field, "extra_args", "{bad:?}");
         }
     }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::args::Settings;
 use super::faults::{self, FaultKind};
 use super::log;
-use super::slots::{Job, ProcessFault, SlotView, Slots, Totals};
+use super::slots::{Job, PoolView, ProcessFault, SlotView, Slots, Totals, duration};
 
 /// Messages on their way to the loop; more senders wait.
 const COMMANDS: usize = 1024;
@@ -40,6 +40,8 @@ pub struct Report {
     pub slots: Vec<SlotView>,
     /// Requests without one.
     pub deferred: usize,
+    /// The pool of blocks, where there is one.
+    pub pool: Option<PoolView>,
     /// Counters.
     pub totals: Totals,
 }
@@ -100,7 +102,7 @@ impl DecodeLoop {
                 continue;
             }
             let now = Instant::now();
-            step_ends = step_ends.max(now.checked_sub(MAX_LAG).unwrap_or(now)) + batch.duration;
+            step_ends = step_ends.max(now.checked_sub(MAX_LAG).unwrap_or(now)) + duration(&batch);
             if step_ends > now {
                 tokio::time::sleep_until(step_ends).await;
             } else {
@@ -120,7 +122,12 @@ impl DecodeLoop {
         match command {
             Command::Run(job) => self.slots.submit(job),
             Command::Report(reply) => {
-                let report = Report { slots: self.slots.view(), deferred: self.slots.deferred(), totals: self.slots.totals };
+                let report = Report {
+                    slots: self.slots.view(),
+                    deferred: self.slots.deferred(),
+                    pool: self.slots.pool(),
+                    totals: self.slots.totals,
+                };
                 // Whoever asked may have gone.
                 let _gone = reply.send(report);
             }
@@ -157,7 +164,9 @@ mod tests {
 
     fn job(limit: u32) -> (Job, mpsc::Receiver<Event>) {
         let (out, events) = mpsc::channel(64);
-        (Job { prompt: "12345678".into(), limit, id_slot: None, reuse: true, fault: None, out }, events)
+        let prompt = "12345678".into();
+        let job = Job { prompt, limit, id_slot: None, reuse: true, completes: true, progress: false, streamed: true, fault: None, out };
+        (job, events)
     }
 
     #[tokio::test(start_paused = true)]

@@ -132,6 +132,22 @@ impl Reply {
         }
     }
 
+    /// The frame that tells how much of the prompt is read; in the dialects that are not llama-server's own there is none.
+    pub fn progress(&self, usage: &Usage) -> String {
+        let progress = json!({
+            "total": usage.prompt_tokens, "cache": usage.cached_tokens, "processed": usage.read_tokens,
+            "time_ms": usage.prompt_micros / 1000,
+        });
+        let mut chunk = match self.dialect {
+            Dialect::Chat => self.chat_chunk(&json!({"role": "assistant", "content": null}), None),
+            Dialect::Completion => self.completion_chunk("", None),
+            Dialect::Native => json!({"index": 0, "content": "", "tokens": [], "stop": false, "id_slot": -1}),
+            Dialect::Messages | Dialect::Responses => return String::new(),
+        };
+        chunk["prompt_progress"] = progress;
+        data(&chunk)
+    }
+
     /// The frames after the last word.
     pub fn end(&self, text: &str, usage: &Usage) -> String {
         match self.dialect {
@@ -296,8 +312,15 @@ pub fn garbage() -> Bytes {
 mod tests {
     use super::*;
 
-    const USAGE: Usage =
-        Usage { slot: 1, prompt_tokens: 10, cached_tokens: 4, completion_tokens: 2, prompt_micros: 3000, predicted_micros: 4000 };
+    const USAGE: Usage = Usage {
+        slot: 1,
+        prompt_tokens: 10,
+        cached_tokens: 4,
+        read_tokens: 10,
+        completion_tokens: 2,
+        prompt_micros: 3000,
+        predicted_micros: 4000,
+    };
 
     /// The JSON of each frame of a stream of one word.
     fn frames(dialect: Dialect, include_usage: bool) -> Vec<String> {

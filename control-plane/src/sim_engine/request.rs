@@ -37,6 +37,8 @@ pub struct Body {
     pub n_predict: Option<i64>,
     /// The slot the caller wants; negative = any.
     pub id_slot: Option<i64>,
+    /// Whether to tell how much of the prompt is read.
+    pub return_progress: Option<bool>,
     /// Whether the slot's memory may be used. Default true.
     pub cache_prompt: Option<bool>,
     /// A fault (`crash@0`).

@@ -1,6 +1,5 @@
 //! The HTTP face: llama-server's paths, its key check, its errors.
 
-use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::args::Settings;
-use super::decode::{Handle, Report};
+use super::args::{CacheKind, Settings};
+use super::decode::Handle;
 use super::faults::Fault;
 use super::replies::{Dialect, Finish, Reply, garbage};
 use super::request::Body;
@@ -42,11 +41,10 @@ struct Shared {
 
 type App = State<Arc<Shared>>;
 
-/// The routes, and the token that is cancelled once the model is loaded.
-pub fn router(settings: Settings, key: Option<String>, decode: Handle) -> (Router, CancellationToken) {
-    let loaded = CancellationToken::new();
-    let shared = Arc::new(Shared { settings, key, decode, loaded: loaded.clone(), requests: AtomicU64::new(0) });
-    let router = Router::new()
+/// The routes. `loaded` is cancelled once the model is loaded.
+pub fn router(settings: Settings, key: Option<String>, decode: Handle, loaded: CancellationToken) -> Router {
+    let shared = Arc::new(Shared { settings, key, decode, loaded, requests: AtomicU64::new(0) });
+    Router::new()
         .route("/health", get(health))
         .route("/v1/health", get(health))
         .route("/models", get(models))
@@ -67,11 +65,10 @@ pub fn router(settings: Settings, key: Option<String>, decode: Handle) -> (Route
         .route("/v1/rerank", post(rerank))
         .route("/rerank", post(rerank))
         .route("/tokenize", post(tokenize_text))
-        .fallback(|| async { error(StatusCode::NOT_FOUND, "not_found_error", "File Not Found") })
+        .fallback(|| async { unknown() })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), admit))
-        .with_state(shared);
-    (router, loaded)
+        .with_state(shared)
 }
 
 /// 503 until loaded, whatever the path and the key; then the key, but for /health.
@@ -105,6 +102,10 @@ fn bad_request(message: &str) -> Response {
     error(StatusCode::BAD_REQUEST, "invalid_request_error", message)
 }
 
+fn unknown() -> Response {
+    error(StatusCode::NOT_FOUND, "not_found_error", "File Not Found")
+}
+
 fn gone() -> Response {
     error(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "shutting down")
 }
@@ -128,6 +129,9 @@ async fn models(State(shared): App) -> Response {
 }
 
 async fn props(State(shared): App) -> Response {
+    if shared.settings.cache == CacheKind::SharedPool {
+        return unknown();
+    }
     let settings = &shared.settings;
     axum::Json(json!({
         "default_generation_settings": {"params": {}, "n_ctx": settings.context}, "total_slots": settings.slots,
@@ -139,6 +143,9 @@ async fn props(State(shared): App) -> Response {
 }
 
 async fn slots(State(shared): App) -> Response {
+    if shared.settings.cache == CacheKind::SharedPool {
+        return unknown();
+    }
     let Some(report) = shared.decode.report().await else { return gone() };
     let context = shared.settings.context;
     let slots: Vec<Value> = report
@@ -162,39 +169,9 @@ async fn slots(State(shared): App) -> Response {
 
 async fn metrics(State(shared): App) -> Response {
     let Some(report) = shared.decode.report().await else { return gone() };
-    let mut response = metrics_text(&report).into_response();
+    let mut response = super::metrics::text(&report, &shared.settings.model).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain; version=0.0.4"));
     response
-}
-
-fn metrics_text(report: &Report) -> String {
-    let totals = &report.totals;
-    let seconds = |micros: u64| micros as f64 / 1e6;
-    let per_second = |tokens: u64, micros: u64| if micros > 0 { tokens as f64 / seconds(micros) } else { 0.0 };
-    let busy = report.slots.iter().filter(|slot| slot.serving.is_some()).count();
-    let mut text = String::new();
-    for (kind, name, help, value) in [
-        ("counter", "prompt_tokens_total", "Prompt tokens processed.", totals.prompt_tokens as f64),
-        ("counter", "prompt_tokens_cached_total", "Prompt tokens taken from the cache.", totals.cached_tokens as f64),
-        ("counter", "prompt_seconds_total", "Prompt process time.", seconds(totals.prompt_micros)),
-        ("counter", "tokens_predicted_total", "Generation tokens processed.", totals.predicted_tokens as f64),
-        ("counter", "tokens_predicted_seconds_total", "Predict process time.", seconds(totals.predicted_micros)),
-        ("counter", "n_decode_total", "Decode steps.", totals.steps as f64),
-        ("gauge", "n_busy_slots_per_decode", "Average busy slots of a step.", totals.busy_slots as f64 / totals.steps.max(1) as f64),
-        ("gauge", "prompt_tokens_seconds", "Average prompt throughput.", per_second(totals.prompt_tokens, totals.prompt_micros)),
-        (
-            "gauge",
-            "predicted_tokens_seconds",
-            "Average generation throughput.",
-            per_second(totals.predicted_tokens, totals.predicted_micros),
-        ),
-        ("gauge", "requests_processing", "Requests processing.", busy as f64),
-        ("gauge", "requests_deferred", "Requests deferred.", report.deferred as f64),
-    ] {
-        // Writing to a string cannot fail.
-        let _infallible = write!(text, "# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n");
-    }
-    text
 }
 
 async fn chat(state: App, headers: HeaderMap, body: Bytes) -> Response {
@@ -315,11 +292,11 @@ impl Shared {
             return Err(Box::new(refusal));
         }
         let fault = self.fault(headers, body, &prompt);
-        let mut events = self.start(body, prompt, 0, fault).await.ok_or_else(|| Box::new(gone()))?;
+        let mut events = self.start(body, Kind { dialect: None, limit: 0 }, prompt, fault).await.ok_or_else(|| Box::new(gone()))?;
         loop {
             match events.recv().await {
                 Some(Event::Done(usage)) => return Ok(usage),
-                Some(Event::Started(_) | Event::Word(_)) => {}
+                Some(Event::Progress(_) | Event::Started(_) | Event::Word(_)) => {}
                 Some(Event::Failed) => return Err(Box::new(failed())),
                 Some(Event::Busy) => return Err(Box::new(busy())),
                 Some(Event::Garbage) => return Err(Box::new(garbage().into_response())),
@@ -328,12 +305,39 @@ impl Shared {
         }
     }
 
-    async fn start(&self, body: &Body, prompt: String, limit: u32, fault: Option<Fault>) -> Option<mpsc::Receiver<Event>> {
+    async fn start(&self, body: &Body, kind: Kind, prompt: String, fault: Option<Fault>) -> Option<mpsc::Receiver<Event>> {
         let (out, events) = mpsc::channel(EVENTS);
-        let id_slot = body.id_slot.and_then(|id| u32::try_from(id).ok());
-        let job = Job { prompt, limit, id_slot, reuse: body.cache_prompt.unwrap_or(true), fault, out };
+        // The converter of /v1/messages drops what Anthropic does not know.
+        let steered = !self.settings.ignore_id_slot && kind.dialect != Some(Dialect::Messages);
+        let streamed = kind.dialect.is_some() && body.stream.unwrap_or(false);
+        let job = Job {
+            prompt,
+            limit: kind.limit,
+            id_slot: body.id_slot.filter(|_| steered).and_then(|id| u32::try_from(id).ok()),
+            reuse: body.cache_prompt.unwrap_or(true),
+            completes: kind.dialect.is_some(),
+            progress: streamed && body.return_progress.unwrap_or(false),
+            streamed,
+            fault,
+            out,
+        };
         self.decode.run(job).await.then_some(events)
     }
+
+    /// What a reply tells of a request.
+    const fn shown(&self, usage: &Usage) -> Usage {
+        let cached_tokens = if self.settings.hide_cached_tokens { 0 } else { usage.cached_tokens };
+        Usage { cached_tokens, ..*usage }
+    }
+}
+
+/// What is done with a prompt.
+#[derive(Clone, Copy)]
+struct Kind {
+    /// How it is answered; `None` = it is only read.
+    dialect: Option<Dialect>,
+    /// Tokens of the answer.
+    limit: u32,
 }
 
 fn failed() -> Response {
@@ -369,29 +373,30 @@ async fn generate(State(shared): App, headers: &HeaderMap, body: &[u8], dialect:
         _ => (shared.settings.tokens, Finish::Stop),
     };
     let fault = shared.fault(headers, &body, &prompt);
-    let Some(mut events) = shared.start(&body, prompt, limit, fault).await else { return gone() };
+    let Some(mut events) = shared.start(&body, Kind { dialect: Some(dialect), limit }, prompt, fault).await else { return gone() };
     let id = format!("{}{}", prefix(dialect), uuid::Uuid::now_v7().simple());
     let model = body.model.as_deref().unwrap_or(&shared.settings.model);
     let include_usage = body.stream_options.as_ref().is_some_and(|options| options.include_usage);
     let reply = Reply::new(dialect, &id, model, clock::unix_millis() / 1000, include_usage, finish);
-    // Like llama-server, nothing is answered before the prompt is read, so that an error can still have its status.
-    let usage = match events.recv().await {
-        Some(Event::Started(usage)) => usage,
+    // Nothing is answered before the prompt is read, or a part of it where the client asked for that: so an error can still
+    // have its status.
+    let first = match events.recv().await {
+        Some(first @ (Event::Progress(_) | Event::Started(_))) => first,
         Some(Event::Failed) => return failed(),
         Some(Event::Busy) => return busy(),
         Some(Event::Garbage) => return garbage().into_response(),
         Some(Event::Cut | Event::Word(_) | Event::Done(_)) | None => return cut(),
     };
     if body.stream.unwrap_or(false) {
-        return stream(reply, events, &usage);
+        return stream(shared, reply, events, first);
     }
     let mut text = String::new();
     while let Some(event) = events.recv().await {
         match event {
             Event::Word(word) => text.push_str(word),
-            Event::Done(usage) => return axum::Json(reply.whole(&text, &usage)).into_response(),
+            Event::Done(usage) => return axum::Json(reply.whole(&text, &shared.shown(&usage))).into_response(),
             Event::Garbage => return garbage().into_response(),
-            Event::Started(_) | Event::Cut | Event::Failed | Event::Busy => break,
+            Event::Progress(_) | Event::Started(_) | Event::Cut | Event::Failed | Event::Busy => break,
         }
     }
     cut()
@@ -408,19 +413,17 @@ const fn prefix(dialect: Dialect) -> &'static str {
 
 /// One streamed reply on its way out.
 struct Streaming {
+    shared: Arc<Shared>,
     reply: Reply,
     events: mpsc::Receiver<Event>,
     arrived: Vec<Event>,
     text: String,
-    /// Frames to send before anything else.
-    begin: Option<String>,
     ended: bool,
     cut: bool,
 }
 
-fn stream(reply: Reply, events: mpsc::Receiver<Event>, usage: &Usage) -> Response {
-    let begin = Some(reply.begin(usage));
-    let state = Streaming { reply, events, arrived: Vec::new(), text: String::new(), begin, ended: false, cut: false };
+fn stream(shared: Arc<Shared>, reply: Reply, events: mpsc::Receiver<Event>, first: Event) -> Response {
+    let state = Streaming { shared, reply, events, arrived: vec![first], text: String::new(), ended: false, cut: false };
     let frames = futures_util::stream::unfold(state, |mut state| async move {
         let next = state.next().await?;
         Some((next, state))
@@ -441,27 +444,35 @@ impl Streaming {
         if self.ended {
             return None;
         }
-        let mut bytes = self.begin.take().unwrap_or_default().into_bytes();
-        if self.events.recv_many(&mut self.arrived, EVENTS).await == 0 {
-            self.cut = true;
-        }
-        for event in self.arrived.drain(..) {
-            match event {
-                Event::Word(word) => {
-                    self.text.push_str(word);
-                    self.reply.word(word, &mut bytes);
-                }
-                Event::Done(usage) => {
-                    bytes.extend_from_slice(self.reply.end(&self.text, &usage).as_bytes());
-                    self.ended = true;
-                }
-                Event::Garbage => {
-                    bytes.extend_from_slice(&garbage());
-                    self.ended = true;
-                }
-                Event::Started(_) | Event::Cut | Event::Failed | Event::Busy => self.cut = true,
+        let mut bytes = Vec::new();
+        while bytes.is_empty() && !self.ended && !self.cut {
+            if self.arrived.is_empty() && self.events.recv_many(&mut self.arrived, EVENTS).await == 0 {
+                self.cut = true;
             }
+            let mut arrived = std::mem::take(&mut self.arrived);
+            arrived.drain(..).for_each(|event| self.write(event, &mut bytes));
+            self.arrived = arrived;
         }
         Some(Ok(bytes.into()))
+    }
+
+    fn write(&mut self, event: Event, bytes: &mut Vec<u8>) {
+        match event {
+            Event::Progress(usage) => bytes.extend_from_slice(self.reply.progress(&self.shared.shown(&usage)).as_bytes()),
+            Event::Started(usage) => bytes.extend_from_slice(self.reply.begin(&self.shared.shown(&usage)).as_bytes()),
+            Event::Word(word) => {
+                self.text.push_str(word);
+                self.reply.word(word, bytes);
+            }
+            Event::Done(usage) => {
+                bytes.extend_from_slice(self.reply.end(&self.text, &self.shared.shown(&usage)).as_bytes());
+                self.ended = true;
+            }
+            Event::Garbage => {
+                bytes.extend_from_slice(&garbage());
+                self.ended = true;
+            }
+            Event::Cut | Event::Failed | Event::Busy => self.cut = true,
+        }
     }
 }

@@ -63,11 +63,6 @@ pub fn relevance(query: &str, document: &str) -> f64 {
     found as f64 / words.len() as f64
 }
 
-/// Bytes that both begin with.
-pub fn common_prefix(left: &[u8], right: &[u8]) -> usize {
-    left.iter().zip(right).take_while(|(left, right)| left == right).count()
-}
-
 /// FNV-1a, 64 bits: plain, and the same on every machine.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |state, byte| (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
