@@ -149,6 +149,8 @@ pub struct GatewayConfig {
     pub retry_notice: Duration,
     /// A reply that is no stream is held back up to this size, so that a torn one can be tried again. Default 16 MiB.
     pub reply_buffer_bytes: usize,
+    /// A reply that is put together from a stream, or told whole at the end of one, may have so much text.
+    pub whole_reply_bytes: usize,
     /// Finished requests kept in the request log. Default 200,000 (about 120 MB).
     pub request_log_max_rows: u64,
     /// Days they are kept. Default 14.
@@ -183,6 +185,7 @@ impl Default for GatewayConfig {
             retries: 2,
             retry_notice: Duration::from_secs(2),
             reply_buffer_bytes: 16 << 20,
+            whole_reply_bytes: 64 << 20,
             request_log_max_rows: 200_000,
             request_log_max_days: 14,
             usage_max_days: 400,

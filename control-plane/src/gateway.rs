@@ -10,6 +10,7 @@
 //!   [`crate::routing`]; `fleet` its rows as the router knows them; `outlook` whether waiting makes sense; `permit` the right
 //!   to use an engine; `pools` all of it for those who show or set something
 //! - `proxy` one call up to its first byte, and what may be tried again
+//! - `translate` how an engine is asked, and its reply in the client's dialect; `ollama` the routes that always need it
 //! - `body` the rest of the reply; `heartbeat` company for those who wait
 //! - `standing` what a key has left, as headers
 //! - `active` the requests under way, and how one is ended
@@ -25,6 +26,7 @@ mod fleet;
 mod heartbeat;
 mod intake;
 mod meter;
+mod ollama;
 mod openai;
 mod outlook;
 mod peek;
@@ -36,6 +38,7 @@ mod route;
 mod standing;
 #[cfg(test)]
 mod testing;
+mod translate;
 
 use std::sync::Arc;
 
@@ -119,7 +122,7 @@ pub fn router(deps: GatewayDeps) -> Router {
         let answer = move |State(gateway): State<Arc<Gateway>>, request: Request| exchange::exchange(gateway, route, request);
         router = router.route(route.path, post(answer).fallback(wrong_method));
     }
-    router
+    ollama::mount(router)
         .route("/v1/models", get(list_models).fallback(wrong_method))
         .route("/v1/models/{*id}", get(show_model).fallback(wrong_method))
         .route("/v1/{*rest}", any(unknown_path))
@@ -128,6 +131,9 @@ pub fn router(deps: GatewayDeps) -> Router {
 
 /// The dialect of a client on a route that both have.
 fn dialect(headers: &HeaderMap, uri: &Uri) -> Dialect {
+    if ollama::has(uri) {
+        return Dialect::Ollama;
+    }
     if headers.contains_key(anthropic::VERSION) || uri.path().starts_with("/v1/messages") { Dialect::Anthropic } else { Dialect::OpenAi }
 }
 

@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 use http::uri::{Authority, Scheme};
+use lifeboat_engines::dialect::Flavor;
 use lifeboat_engines::spec::{DesiredState, EngineKind, Resolved};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -106,6 +107,57 @@ impl PromptCache {
     }
 }
 
+/// Whether an engine answers an endpoint itself. Asked once where it is not known: an engine that lacks it says so.
+#[derive(Debug, Default)]
+pub struct Native(AtomicBool);
+
+impl Native {
+    /// It does not, as is known.
+    pub fn lacking() -> Self {
+        Self(AtomicBool::new(true))
+    }
+
+    /// It lacks the endpoint: what goes there is put through chat completions instead.
+    pub fn is_lacking(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// It has said that it lacks it.
+    pub fn found_lacking(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How an engine is spoken to.
+#[derive(Debug)]
+pub struct Dialects {
+    /// Its own ways of saying what chat completions cannot.
+    pub flavor: Flavor,
+    /// It notices a client that left only on streams: it is always asked for one, and a reply that is not to be streamed
+    /// is put together here.
+    pub always_streams: bool,
+    /// `/v1/messages`.
+    pub messages: Native,
+    /// `/v1/messages/count_tokens`.
+    pub count_tokens: Native,
+    /// `/v1/responses`.
+    pub responses: Native,
+}
+
+impl Dialects {
+    /// Of a kind of engine. llama-server has Messages, but forgets there which slot it was told to take.
+    pub fn of(kind: EngineKind) -> Self {
+        let is_llama = kind == EngineKind::LlamaCpp;
+        Self {
+            flavor: if is_llama { Flavor::LlamaCpp } else { Flavor::Other },
+            always_streams: is_llama,
+            messages: if is_llama { Native::lacking() } else { Native::default() },
+            count_tokens: Native::default(),
+            responses: Native::default(),
+        }
+    }
+}
+
 /// How to reach one running engine, and how busy it is.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -125,6 +177,8 @@ pub struct Endpoint {
     pub context: u32,
     /// How it keeps the prompts it has read.
     pub cache: PromptCache,
+    /// How it is spoken to.
+    pub dialects: Dialects,
     /// Live count of requests on it.
     pub load: RowLoad,
     /// Since when it serves: an idle unload counts from here until the first byte.

@@ -74,6 +74,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("gateway.light_per_row", gateway.light_per_row.into(), 1, 65_536),
         ("gateway.retries", gateway.retries.into(), 0, 16),
         ("gateway.reply_buffer_bytes", gateway.reply_buffer_bytes as u64, 0, TIB),
+        ("gateway.whole_reply_bytes", gateway.whole_reply_bytes as u64, 64 << 10, TIB),
         ("gateway.request_log_max_rows", gateway.request_log_max_rows, 0, 100_000_000),
         ("gateway.request_log_max_days", gateway.request_log_max_days.into(), 1, 3650),
         ("gateway.usage_max_days", gateway.usage_max_days.into(), 1, 3650),

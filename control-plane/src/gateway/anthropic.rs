@@ -7,7 +7,7 @@ use lifeboat_engines::dialect::Dialect;
 use serde::Serialize;
 
 use super::outlook::Class;
-use super::route::{Route, Shape};
+use super::route::{Api, Route, Shape};
 use crate::keys::Principal;
 use crate::registry::{RowView, Snapshot};
 
@@ -21,13 +21,21 @@ const MESSAGES: Route = Route {
     class: Class::Generation,
     shape: Shape::Json,
     has_prompt: true,
+    api: Api::Messages,
     says_end: true,
 };
 
 /// Every route that an engine answers.
 pub(super) static ROUTES: [Route; 2] = [
     MESSAGES,
-    Route { path: "/v1/messages/count_tokens", upstream: "/v1/messages/count_tokens", class: Class::Light, has_prompt: false, ..MESSAGES },
+    Route {
+        path: "/v1/messages/count_tokens",
+        upstream: "/v1/messages/count_tokens",
+        class: Class::Light,
+        has_prompt: false,
+        api: Api::CountTokens,
+        ..MESSAGES
+    },
 ];
 
 /// One entry of the list of models.

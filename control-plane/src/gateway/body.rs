@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use lifeboat_engines::dialect::{Dialect, StreamReader, Usage};
+use lifeboat_engines::dialect::{Dialect, FromChat, StreamReader, Usage};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -48,6 +48,15 @@ struct Events {
     says_end: bool,
     /// What was passed on ends with a whole frame.
     at_edge: bool,
+    /// The client speaks another dialect than the engine.
+    translation: Option<FromChat>,
+}
+
+impl Events {
+    /// The reply is whole.
+    fn is_finished(&self) -> bool {
+        self.translation.as_ref().map_or_else(|| self.reader.is_finished(), FromChat::is_finished)
+    }
 }
 
 /// A reply on its way to the client.
@@ -99,7 +108,14 @@ impl ReplyBody {
         if let Some(opening) = opening::missing(parts.dialect, &parts.first, parts.meter.request_id(), &asked) {
             parts.first = join(opening, &parts.first);
         }
-        let events = Events { reader: StreamReader::default(), rename: Rename::new(asked), says_end, at_edge: true };
+        let events = Events { reader: StreamReader::default(), rename: Rename::new(asked), says_end, at_edge: true, translation: None };
+        Self::new(parts, Some(events))
+    }
+
+    /// A stream of a chat's events that reaches the client in its own dialect.
+    pub(super) fn translated(parts: Parts, translation: FromChat) -> Self {
+        let rename = Rename::new(String::new());
+        let events = Events { reader: StreamReader::default(), rename, says_end: true, at_edge: true, translation: Some(translation) };
         Self::new(parts, Some(events))
     }
 
@@ -130,6 +146,11 @@ impl ReplyBody {
         self.meter.piece();
         let Some(events) = &mut self.events else { return piece };
         events.reader.push(&piece);
+        if let Some(translation) = &mut events.translation {
+            let mut out = Vec::new();
+            translation.push(&piece, &mut out);
+            return out.into();
+        }
         let piece = events.rename.pass(piece);
         if !piece.is_empty() {
             events.at_edge = piece.ends_with(b"\n\n");
@@ -147,6 +168,19 @@ impl ReplyBody {
     fn close(&mut self) {
         self.upstream = None;
         let Some(events) = &mut self.events else { return self.done() };
+        if let Some(translation) = &mut events.translation {
+            let mut out = Vec::new();
+            translation.close(&mut out);
+            if let Some(error) = translation.error() {
+                self.meter.failed(self.status, &Failure::from(error.clone()));
+            } else if translation.is_finished() {
+                self.done();
+            } else {
+                return self.torn();
+            }
+            self.last_words = Some(out.into());
+            return;
+        }
         let held = events.rename.close();
         if let Some(error) = events.reader.error() {
             let failure = Failure::from(error.clone());
@@ -158,16 +192,20 @@ impl ReplyBody {
             self.done();
         } else {
             // A frame without its end is worth nothing: the error takes its place.
-            let torn = Fault::Torn(String::new());
-            self.permit.failed(&torn);
-            self.say(&Failure::fault(&torn, &self.permit.endpoint));
+            self.torn();
         }
+    }
+
+    fn torn(&mut self) {
+        let torn = Fault::Torn(String::new());
+        self.permit.failed(&torn);
+        self.say(&Failure::fault(&torn, &self.permit.endpoint));
     }
 
     /// The reply cannot go on.
     fn cut(&mut self, fault: &Fault) -> Result<(), io::Error> {
         self.upstream = None;
-        if self.events.as_ref().is_some_and(|events| events.reader.is_finished()) {
+        if self.events.as_ref().is_some_and(Events::is_finished) {
             self.done();
             return Ok(());
         }
@@ -184,6 +222,12 @@ impl ReplyBody {
 
     fn say(&mut self, failure: &Failure) {
         self.meter.failed(self.status, failure);
+        if let Some(translation) = self.events.as_mut().and_then(|events| events.translation.as_mut()) {
+            let mut out = Vec::new();
+            translation.fail(failure.error(), &mut out);
+            self.last_words = Some(out.into());
+            return;
+        }
         let event = failure.event(self.dialect);
         let at_edge = self.events.as_ref().is_none_or(|events| events.at_edge);
         self.last_words = Some(if at_edge { event } else { join(Bytes::from_static(b"\n\n"), &event) });
@@ -293,7 +337,7 @@ impl Drop for ReplyBody {
                 self.permit.used(&used);
             }
             // Clients often leave at `[DONE]`, before the connection's own end.
-            if self.upstream.is_some() && events.reader.is_finished() {
+            if self.upstream.is_some() && events.is_finished() {
                 self.done();
             }
         }

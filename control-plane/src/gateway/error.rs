@@ -163,6 +163,7 @@ impl Failure {
                 error.retry_after = retry_after.as_ref().and_then(|value| value.to_str().ok()?.trim().parse().ok()).or(error.retry_after);
                 error.into()
             }
+            Fault::Said(error) => error.clone().into(),
             Fault::Silent(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the engine sent nothing for {} s", limit.as_secs())),
             Fault::Cancelled => Self::cancelled(),
             Fault::TooLong(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the request took longer than {} s", limit.as_secs())),
@@ -183,6 +184,11 @@ impl Failure {
     /// A stream was wanted and the engine answered with something else.
     pub(super) fn no_stream() -> Self {
         Self::new(ErrorCode::UpstreamFailed, "the engine did not answer with a stream")
+    }
+
+    /// What is told to the client.
+    pub(super) const fn error(&self) -> &ApiError {
+        &self.error
     }
 
     /// Its stable code.

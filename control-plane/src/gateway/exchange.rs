@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use lifeboat_engines::dialect::usage;
+use lifeboat_engines::dialect::{Dialect, Usage, usage};
 use tracing::Instrument;
 
 use super::Gateway;
@@ -25,6 +25,7 @@ use super::proxy::outgoing::{Outgoing, strip};
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
 use super::route::{Route, Shape};
 use super::standing;
+use super::translate::{Form, Ids};
 use crate::host::clock;
 use crate::keys::{Denied, Principal, Scope};
 use crate::registry::{Endpoint, RowView, Snapshot};
@@ -37,6 +38,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const ROW: HeaderName = HeaderName::from_static("x-lifeboat-row");
 /// Tells where the request went and why.
 const ROUTE: HeaderName = HeaderName::from_static("x-lifeboat-route");
+/// The type of a document that was put together or translated.
+const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 /// Longest request id taken over from a client.
 const REQUEST_ID_BYTES: usize = 128;
 
@@ -107,10 +110,11 @@ async fn prepare(
     let priority = caller.priority(&parts.headers);
     meter.called_by(running, priority);
     let held = gateway.intake.collect(&parts.headers, body).await.map_err(|error| Failure::intake(&error))?;
-    let asked = Asked::read(route.shape, &parts.headers, &held.bytes)?;
+    let mut asked = Asked::read(route.shape, &parts.headers, &held.bytes)?;
+    asked.peek.stream |= route.api.streams_unless_told() && asked.peek.stream_at.is_none();
     let snapshot = gateway.registry.snapshot();
     let name = match asked.model() {
-        Some(name) => name.to_owned(),
+        Some(name) => known_as(name, route.dialect, &snapshot).to_owned(),
         None if route.shape == Shape::JsonModelOptional => only_model(&snapshot, &caller)?,
         None => return Err(Failure::missing_model(known(&snapshot, Some(&caller)).into_iter())),
     };
@@ -123,8 +127,14 @@ async fn prepare(
     meter.asked(public, asked.peek.stream);
     let ask = prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band());
     strip(&mut parts.headers);
-    let outgoing = Outgoing { path: route.upstream, query: parts.uri.query().map(str::to_owned), headers: parts.headers };
+    let outgoing = Outgoing { query: parts.uri.query().map(str::to_owned), headers: parts.headers };
     Ok(Prepared { asked, ask, name, held, outgoing })
+}
+
+/// Ollama's clients put a tag behind a name that has none.
+pub(super) fn known_as<'a>(name: &'a str, dialect: Dialect, snapshot: &Snapshot) -> &'a str {
+    let bare = name.strip_suffix(":latest").filter(|_| dialect == Dialect::Ollama && !snapshot.by_name.contains_key(name));
+    bare.unwrap_or(name)
 }
 
 /// All names that this caller may use, in order; without a caller, all there are.
@@ -162,7 +172,8 @@ async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared
         }
     };
     let serving: Answer = Box::pin(serving.in_current_span());
-    if !streams {
+    // Ollama's lines have no room for company.
+    if !streams || route.dialect == Dialect::Ollama {
         return serving.await;
     }
     let mut headers = HeaderMap::new();
@@ -182,7 +193,7 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
             Ok(mut permit) => {
                 meter.admitted(&permit);
                 meter.routed(trace(&permit, prepared.ask.session));
-                match call(&gateway, route, &prepared, &permit, &meter).await {
+                match call(&gateway, route, &prepared, &permit, &mut meter).await {
                     Ok(reply) => return Ok(respond(&gateway, route, prepared, permit, reply, meter)),
                     Err(fault) => {
                         permit.failed(&fault);
@@ -210,19 +221,69 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
     }
 }
 
-async fn call(gateway: &Gateway, route: &Route, prepared: &Prepared, permit: &Permit, meter: &Meter) -> Result<Reply, Fault> {
+/// Asks one engine, in its own dialect; in another where it turns out to lack it.
+async fn call(gateway: &Gateway, route: &Route, prepared: &Prepared, permit: &Permit, meter: &mut Meter) -> Result<Answered, Fault> {
+    let endpoint = &permit.endpoint;
+    let slot = permit.placement.slot.filter(|_| route.has_prompt);
+    let form = Form::of(route, &prepared.asked, &prepared.held.bytes, endpoint, slot)?;
+    match ask(gateway, prepared, &form, permit, meter).await {
+        Err(fault) if form.is_lacking(&fault) => {
+            let other = Form::by_another(route, &prepared.held.bytes, endpoint, slot)?;
+            let (reply, used) = ask(gateway, prepared, &other, permit, meter).await.map_err(|fault| other.lacks_both(fault))?;
+            other.found_lacking(endpoint);
+            Ok(Answered { form: other, reply, used })
+        }
+        Err(fault) => Err(fault),
+        Ok((reply, used)) => Ok(Answered { form, reply, used }),
+    }
+}
+
+/// The engine's reply in the client's dialect, and what the engine says it used, where that is known by now.
+async fn ask(
+    gateway: &Gateway,
+    prepared: &Prepared,
+    form: &Form,
+    permit: &Permit,
+    meter: &mut Meter,
+) -> Result<(Reply, Option<Usage>), Fault> {
     let config = &gateway.config;
     let mebibytes = prepared.held.bytes.len() as f64 / f64::from(1 << 20);
-    let first_byte = if prepared.asked.peek.stream || route.class == Class::Light {
+    let first_byte = if form.streams || form.class == Class::Light {
         config.first_byte + config.first_byte_per_mib.mul_f64(mebibytes)
     } else {
         // A reply that is not streamed comes whole, after all of its tokens.
         config.total
     };
-    let patience = Patience { first_byte, until: meter.arrived() + config.total };
-    let slot = permit.placement.slot.filter(|_| route.has_prompt);
-    let body = prepared.asked.body(&prepared.held.bytes, permit.endpoint.upstream_model.as_deref(), slot);
-    gateway.proxy.call(&permit.endpoint, &prepared.outgoing, body, patience).await
+    let until = meter.arrived() + config.total;
+    if let Some(reply) = form.answer(&ids(prepared, meter)) {
+        return Ok((reply, None));
+    }
+    let endpoint = &permit.endpoint;
+    let body = form.body.clone();
+    let mut reply = gateway.proxy.call(endpoint, &prepared.outgoing, form.path, body, Patience { first_byte, until }).await?;
+    meter.first_byte();
+    permit.first_byte();
+    if form.gathers && kind(&reply.headers) == Kind::Events {
+        let (status, mut headers) = (reply.status, std::mem::take(&mut reply.headers));
+        let first = gateway.proxy.put_together(endpoint, reply, until).await?;
+        headers.insert(header::CONTENT_TYPE, JSON);
+        reply = Reply { status, headers, first, rest: None };
+    }
+    let is_whole = kind(&reply.headers) == Kind::Json && reply.rest.is_none();
+    let used = is_whole.then(|| usage::from_body(&reply.first)).flatten();
+    Ok((form.translate(reply, &ids(prepared, meter))?, used))
+}
+
+fn ids<'a>(prepared: &'a Prepared, meter: &'a Meter) -> Ids<'a> {
+    Ids { request: meter.request_id(), model: &prepared.name, body: &prepared.held.bytes }
+}
+
+/// An engine's reply and what it becomes.
+struct Answered {
+    form: Form,
+    reply: Reply,
+    /// What the engine says it used, where the reply is whole.
+    used: Option<Usage>,
 }
 
 /// The router's decision, for people.
@@ -249,9 +310,8 @@ fn trace(permit: &Permit, session: Option<u64>) -> RouteTrace {
     }
 }
 
-fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit, reply: Reply, mut meter: Meter) -> Response {
-    meter.first_byte();
-    permit.first_byte();
+fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit, answered: Answered, meter: Meter) -> Response {
+    let Answered { form, reply, used } = answered;
     let config = &gateway.config;
     let kind = kind(&reply.headers);
     let mut headers = reply.headers;
@@ -263,22 +323,27 @@ fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit,
     }
     let limits = Limits { between: config.between_chunks, until: meter.arrived() + config.total, total: config.total };
     let status = reply.status.as_u16();
-    let whole = (kind == Kind::Json && reply.rest.is_none()).then(|| usage::from_body(&reply.first)).flatten();
+    let translation = if kind == Kind::Events { form.stream(&ids(&prepared, &meter), config.whole_reply_bytes) } else { None };
     let mut parts = Parts { first: reply.first, rest: reply.rest, dialect: route.dialect, status, limits, meter, permit };
-    let body = match kind {
-        Kind::Events => {
+    let body = match (kind, translation) {
+        (Kind::Events, Some(translation)) => {
+            event_headers(&mut headers);
+            headers.insert(header::CONTENT_TYPE, form.content_type());
+            ReplyBody::translated(parts, translation)
+        }
+        (Kind::Events, None) => {
             event_headers(&mut headers);
             ReplyBody::events(parts, prepared.name, route.says_end)
         }
-        Kind::Json => {
+        (Kind::Json, _) => {
             if parts.rest.is_none()
                 && let Some(renamed) = rename_document(&parts.first, &prepared.name)
             {
                 parts.first = renamed;
             }
-            ReplyBody::plain(parts, whole)
+            ReplyBody::plain(parts, used)
         }
-        Kind::Other => ReplyBody::plain(parts, None),
+        (Kind::Other, _) => ReplyBody::plain(parts, None),
     };
     if let Some(trace) = body.route() {
         headers.insert(ROUTE, trace);

@@ -6,7 +6,7 @@ use lifeboat_engines::dialect::Dialect;
 use serde::Serialize;
 
 use super::outlook::Class;
-use super::route::{Route, Shape};
+use super::route::{Api, Route, Shape};
 use crate::keys::Principal;
 use crate::registry::{RowView, Snapshot};
 
@@ -18,12 +18,13 @@ const fn route(path: &'static str) -> Route {
         class: Class::Generation,
         shape: Shape::Json,
         has_prompt: false,
+        api: Api::Other,
         says_end: true,
     }
 }
 
-const fn conversation(path: &'static str) -> Route {
-    Route { has_prompt: true, ..route(path) }
+const fn conversation(path: &'static str, api: Api) -> Route {
+    Route { has_prompt: true, api, ..route(path) }
 }
 
 const fn audio(path: &'static str, shape: Shape) -> Route {
@@ -36,11 +37,11 @@ const fn native(path: &'static str, upstream: &'static str) -> Route {
 
 /// Every route that an engine answers.
 pub(super) static ROUTES: [Route; 12] = [
-    conversation("/v1/chat/completions"),
-    conversation("/v1/completions"),
+    conversation("/v1/chat/completions", Api::Completions),
+    conversation("/v1/completions", Api::Completions),
     route("/v1/embeddings"),
     route("/v1/rerank"),
-    conversation("/v1/responses"),
+    conversation("/v1/responses", Api::Responses),
     audio("/v1/audio/speech", Shape::Json),
     audio("/v1/audio/transcriptions", Shape::Multipart),
     audio("/v1/audio/translations", Shape::Multipart),

@@ -36,24 +36,36 @@ impl Asked {
         self.peek.model.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// The body for an engine that wants to see `name` and to be told its slot; the client's bytes where it does not care.
-    pub(super) fn body(&self, body: &Bytes, name: Option<&str>, slot: Option<u32>) -> Segments {
+    /// The body for an engine that wants to see `name`, to be told its slot, and to stream where the client does not;
+    /// the client's bytes where nothing of this is wanted.
+    pub(super) fn body(&self, body: &Bytes, name: Option<&str>, slot: Option<u32>, stream: bool) -> Segments {
         let mut edits: Vec<(Range<usize>, Bytes)> = Vec::new();
+        if stream && self.json {
+            for (place, name, value) in
+                [(&self.peek.stream_at, "stream", "true"), (&self.peek.stream_options_at, "stream_options", "{\"include_usage\":true}")]
+            {
+                edits.push(self.set(place.as_ref(), name, value));
+            }
+        }
         if let (Some((asked, range)), Some(name)) = (&self.peek.model, name)
             && asked != name
         {
             let value = if self.json { encode(name) } else { name.to_owned() };
             edits.push((range.clone(), value.into()));
         }
-        match (&self.peek.id_slot, slot) {
-            (Some(range), Some(slot)) => edits.push((range.clone(), slot.to_string().into())),
-            (None, Some(slot)) if self.json => {
-                let comma = if self.peek.is_empty { "" } else { "," };
-                edits.push((self.peek.insert_at..self.peek.insert_at, format!("\"id_slot\":{slot}{comma}").into()));
-            }
-            _ => {}
+        if let Some(slot) = slot.filter(|_| self.json) {
+            edits.push(self.set(self.peek.id_slot.as_ref(), "id_slot", &slot.to_string()));
         }
         Segments::edited(body, edits)
+    }
+
+    /// Puts a value in the place of the one that is there, or a new field before all others.
+    fn set(&self, place: Option<&Range<usize>>, name: &str, value: &str) -> (Range<usize>, Bytes) {
+        let start = self.peek.insert_at;
+        match place {
+            Some(place) => (place.clone(), value.to_owned().into()),
+            None => (start..start, format!("\"{name}\":{value}{}", if self.peek.is_empty { "" } else { "," }).into()),
+        }
     }
 }
 
@@ -65,9 +77,9 @@ mod tests {
     fn only_the_name_is_spliced_and_only_where_it_differs() {
         let body = Bytes::from_static(br#"{"model":"a","n":1}"#);
         let asked = Asked::read(Shape::Json, &HeaderMap::new(), &body).unwrap();
-        assert_eq!(asked.body(&body, Some("b\"c"), None).concat(), br#"{"model":"b\"c","n":1}"#);
-        assert_eq!(asked.body(&body, Some("a"), None).concat(), body);
-        assert_eq!(asked.body(&body, None, None).concat(), body);
+        assert_eq!(asked.body(&body, Some("b\"c"), None, false).concat(), br#"{"model":"b\"c","n":1}"#);
+        assert_eq!(asked.body(&body, Some("a"), None, false).concat(), body);
+        assert_eq!(asked.body(&body, None, None, false).concat(), body);
     }
 
     #[test]
@@ -79,7 +91,21 @@ mod tests {
         ] {
             let body = Bytes::from_static(body.as_bytes());
             let asked = Asked::read(Shape::Json, &HeaderMap::new(), &body).unwrap();
-            assert_eq!(asked.body(&body, Some("b"), Some(3)).concat(), expected.as_bytes());
+            assert_eq!(asked.body(&body, Some("b"), Some(3), false).concat(), expected.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_stream_is_asked_for_whatever_the_client_said() {
+        for (body, expected) in [
+            (r#"{"a":1}"#, r#"{"stream":true,"stream_options":{"include_usage":true},"a":1}"#),
+            (r#"{"stream":false,"stream_options":null,"a":1}"#, r#"{"stream":true,"stream_options":{"include_usage":true},"a":1}"#),
+            (r#"{"id_slot":1,"stream":null}"#, r#"{"stream_options":{"include_usage":true},"id_slot":5,"stream":true}"#),
+        ] {
+            let body = Bytes::from_static(body.as_bytes());
+            let asked = Asked::read(Shape::Json, &HeaderMap::new(), &body).unwrap();
+            let slot = body.starts_with(b"{\"id_slot").then_some(5);
+            assert_eq!(String::from_utf8(asked.body(&body, None, slot, true).concat()).unwrap(), expected);
         }
     }
 }

@@ -68,7 +68,10 @@ impl Permit {
             // It was ended by us, or did what it could.
             Fault::Ended | Fault::Cancelled | Fault::TooLong(_) => Outcome::Neutral,
             Fault::Refused { status, .. } if status.is_client_error() && status.as_u16() != 429 => Outcome::Neutral,
-            Fault::Closed(_) | Fault::Torn(_) | Fault::Silent(_) | Fault::Strange(_) | Fault::Refused { .. } => Outcome::Failed,
+            Fault::Said(error) if error.status < 500 => Outcome::Neutral,
+            Fault::Said(_) | Fault::Closed(_) | Fault::Torn(_) | Fault::Silent(_) | Fault::Strange(_) | Fault::Refused { .. } => {
+                Outcome::Failed
+            }
         };
     }
 }

@@ -16,6 +16,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use lifeboat_engines::dialect::{Aggregate, ApiError, ErrorCode};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 
@@ -55,6 +56,9 @@ pub(in crate::gateway) enum Fault {
     /// An answer that no engine should give here.
     #[error("the engine answered with status {0}")]
     Strange(StatusCode),
+    /// What came cannot become an answer; it says why itself.
+    #[error("{0}")]
+    Said(ApiError),
     /// The engine said no.
     #[error("the engine answered with status {status}")]
     Refused {
@@ -72,14 +76,18 @@ impl Fault {
     pub(in crate::gateway) fn may_retry(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Closed(_) | Self::Torn(_) | Self::Ended => true,
-            Self::Silent(_) | Self::TooLong(_) | Self::Cancelled | Self::Strange(_) => false,
+            Self::Silent(_) | Self::TooLong(_) | Self::Cancelled | Self::Strange(_) | Self::Said(_) => false,
             Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504),
         }
     }
 
     /// Whether the request was at fault, and not the engine.
     pub(in crate::gateway) fn is_the_clients(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if status.is_client_error())
+        match self {
+            Self::Refused { status, .. } => status.is_client_error(),
+            Self::Said(error) => error.status < 500,
+            _ => false,
+        }
     }
 }
 
@@ -123,13 +131,19 @@ pub(in crate::gateway) struct Proxy {
     clients: Clients,
     between_chunks: Duration,
     buffer: usize,
+    whole: usize,
 }
 
 impl Proxy {
     /// No connection is made yet. Their tasks run on `tracker`.
     pub(in crate::gateway) fn new(config: &GatewayConfig, tracker: &TaskTracker) -> Arc<Self> {
         let clients = Clients::new(Connector { timeout: config.connect }, Tasks(tracker.clone()));
-        Arc::new(Self { clients, between_chunks: config.between_chunks, buffer: config.reply_buffer_bytes })
+        Arc::new(Self {
+            clients,
+            between_chunks: config.between_chunks,
+            buffer: config.reply_buffer_bytes,
+            whole: config.whole_reply_bytes,
+        })
     }
 
     /// Sends one request and waits for the first piece of its reply.
@@ -137,20 +151,21 @@ impl Proxy {
         &self,
         endpoint: &Endpoint,
         outgoing: &Outgoing,
+        path: &'static str,
         body: Segments,
         patience: Patience,
     ) -> Result<Reply, Fault> {
         let until = patience.until.min(Instant::now() + patience.first_byte);
         tokio::select! {
             biased;
-            reply = self.exchange(endpoint, outgoing, body) => reply,
+            reply = self.exchange(endpoint, outgoing, path, body) => reply,
             () = endpoint.ended.cancelled() => Err(Fault::Ended),
             () = sleep_until(until) => Err(Fault::Silent(patience.first_byte)),
         }
     }
 
-    async fn exchange(&self, endpoint: &Endpoint, outgoing: &Outgoing, body: Segments) -> Result<Reply, Fault> {
-        let uri = outgoing.uri(endpoint).map_err(|error| Fault::Connect(describe(&error)))?;
+    async fn exchange(&self, endpoint: &Endpoint, outgoing: &Outgoing, path: &'static str, body: Segments) -> Result<Reply, Fault> {
+        let uri = outgoing.uri(endpoint, path).map_err(|error| Fault::Connect(describe(&error)))?;
         let response = self.clients.send(&endpoint.scheme, &|| outgoing.request(&uri, endpoint, &body)).await?;
         drop(body);
         endpoint.load.moved();
@@ -169,6 +184,35 @@ impl Proxy {
             Kind::Other => self.first_piece(endpoint, &mut rest).await?.map_or((Bytes::new(), true), |piece| (piece, false)),
         };
         Ok(Reply { status: head.status, headers: head.headers, first, rest: (!ended).then_some(rest) })
+    }
+
+    /// The rest of a stream, put together into one document. The client has had nothing of it yet.
+    pub(in crate::gateway) async fn put_together(&self, endpoint: &Endpoint, reply: Reply, until: Instant) -> Result<Bytes, Fault> {
+        let mut aggregate = Aggregate::new(self.whole);
+        aggregate.push(&reply.first).map_err(Fault::Said)?;
+        let Some(mut rest) = reply.rest else { return Self::whole(aggregate) };
+        let reading = async {
+            while !aggregate.is_done()
+                && let Some(piece) = self.first_piece(endpoint, &mut rest).await?
+            {
+                aggregate.push(&piece).map_err(Fault::Said)?;
+            }
+            Self::whole(aggregate)
+        };
+        tokio::select! {
+            biased;
+            document = reading => document,
+            () = endpoint.ended.cancelled() => Err(Fault::Ended),
+            () = sleep_until(until) => Err(Fault::Silent(self.between_chunks)),
+        }
+    }
+
+    fn whole(aggregate: Aggregate) -> Result<Bytes, Fault> {
+        match aggregate.finish() {
+            Ok(document) => Ok(document.into()),
+            Err(error) if error.code == ErrorCode::UpstreamFailed => Err(Fault::Torn(error.message)),
+            Err(error) => Err(Fault::Said(error)),
+        }
     }
 
     async fn first_piece(&self, endpoint: &Endpoint, body: &mut Incoming) -> Result<Option<Bytes>, Fault> {

@@ -1,6 +1,6 @@
 //! What a route is to the gateway; the tables stand with their dialects.
 
-use lifeboat_engines::dialect::Dialect;
+use lifeboat_engines::dialect::{Dialect, ollama};
 
 use super::outlook::Class;
 
@@ -13,6 +13,32 @@ pub(super) enum Shape {
     JsonModelOptional,
     /// The `model` part of a form.
     Multipart,
+}
+
+/// What a request means: whatever can be said in another dialect where an engine lacks this one has its own name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Api {
+    /// Chat or text completions: every engine has them.
+    Completions,
+    /// Anthropic's Messages.
+    Messages,
+    /// Anthropic's count of a prompt's tokens.
+    CountTokens,
+    /// OpenAI's Responses.
+    Responses,
+    /// Ollama's chat and generate.
+    Ollama(ollama::Endpoint),
+    /// Ollama's embeddings.
+    OllamaEmbed(ollama::embed::Endpoint),
+    /// Anything else passes as it is or not at all.
+    Other,
+}
+
+impl Api {
+    /// A request that does not say whether it wants a stream wants one.
+    pub(super) const fn streams_unless_told(self) -> bool {
+        matches!(self, Self::Ollama(_))
+    }
 }
 
 /// One route that is answered by an engine.
@@ -30,6 +56,8 @@ pub(super) struct Route {
     pub shape: Shape,
     /// Engines keep what they have read of its prompts.
     pub has_prompt: bool,
+    /// What it means.
+    pub api: Api,
     /// Its streams say that they are complete; one that does not was cut off.
     pub says_end: bool,
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::ids::{Generation, RowId};
-use crate::registry::{Demand, Endpoint, PromptCache, RowLoad, RowState, RowStatus, RowView};
+use crate::registry::{Demand, Dialects, Endpoint, PromptCache, RowLoad, RowState, RowStatus, RowView};
 
 /// An engine on a loopback port.
 pub(super) fn endpoint(port: u16, slots: u32) -> Arc<Endpoint> {
@@ -21,6 +21,7 @@ pub(super) fn endpoint(port: u16, slots: u32) -> Arc<Endpoint> {
         slots,
         context: 0,
         cache: PromptCache::Slots { host_tokens: 0 },
+        dialects: Dialects::of(EngineKind::Sim),
         load: RowLoad::default(),
         ready_since: Instant::now(),
         ended: CancellationToken::new(),

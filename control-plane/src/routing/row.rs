@@ -253,7 +253,9 @@ impl Row {
                 })
             }
             // Worth a thought only once it is known how long requests take here.
-            Place::Busy(_) if own && (self.speed.is_learned() || !room) => Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, must_wait: true }),
+            Place::Busy(_) if own && (self.speed.is_learned() || !room) => {
+                Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, must_wait: true })
+            }
             // Without room, whatever is free when its turn comes.
             Place::Idle(_) | Place::Host => {
                 Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, must_wait: true })

@@ -22,7 +22,7 @@ use super::stall::{Look, Movement};
 use crate::config::SupervisorConfig;
 use crate::host::facts;
 use crate::progress::Progress;
-use crate::registry::{Endpoint, PromptCache, RowLoad, RowState};
+use crate::registry::{Dialects, Endpoint, PromptCache, RowLoad, RowState};
 
 /// First pause between two looks at a loading engine; small, because a cached load takes less than a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -155,6 +155,7 @@ impl Engine {
             slots: self.note.resolved.slots,
             context: self.note.resolved.context,
             cache: PromptCache::of(&self.note.resolved, true),
+            dialects: Dialects::of(self.adapter.kind()),
             load: RowLoad::default(),
             ready_since: now,
             ended: CancellationToken::new(),

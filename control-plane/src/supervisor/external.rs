@@ -17,7 +17,7 @@ use super::probe::{self, Target};
 use super::publisher::Publisher;
 use crate::host::facts;
 use crate::host::http::Http;
-use crate::registry::{Endpoint, PromptCache, RowLoad, RowState};
+use crate::registry::{Dialects, Endpoint, PromptCache, RowLoad, RowState};
 
 /// Longest wait for an answer.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -83,6 +83,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
                     slots: resolved.slots,
                     context: resolved.context,
                     cache: PromptCache::of(&resolved, false),
+                    dialects: Dialects::of(spec.engine),
                     load: RowLoad::default(),
                     ready_since: Instant::now(),
                     ended: CancellationToken::new(),

@@ -1,6 +1,7 @@
 //! The data plane over engines that are scripted byte by byte, on real sockets. No supervisor: rows are published by hand.
 #![expect(clippy::disallowed_methods, reason = "tests await the tasks they spawn, or end them with their runtime")]
 
+mod dialects;
 mod engine;
 mod faults;
 mod forwarding;

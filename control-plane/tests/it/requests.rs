@@ -59,7 +59,10 @@ async fn a_request_is_in_the_log_with_its_route_and_nothing_it_said_and_survives
     let route = reply.headers()["x-lifeboat-route"].to_str().unwrap().to_owned();
     let used = reply.json::<Value>().await.unwrap()["usage"].clone();
     let cached = used["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
-    assert!(route.starts_with(&format!("row={row}; slot=0; reason=fastest")) && route.contains(&format!("; cached={cached}; queue_ms=")), "{route}");
+    assert!(
+        route.starts_with(&format!("row={row}; slot=0; reason=fastest")) && route.contains(&format!("; cached={cached}; queue_ms=")),
+        "{route}"
+    );
 
     let request = get(&app, "/api/requests/first").await;
     assert_eq!((&request["phase"], &request["status"], &request["error"]), (&json!("done"), &json!(200), &Value::Null));

@@ -16,6 +16,7 @@ use super::{ApiError, ErrorCode};
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of the body by itself")]
 pub struct Peek {
     /// The model's name, and where its JSON string (quotes included) stands in the body.
     pub model: Option<(String, Range<usize>)>,
@@ -27,6 +28,12 @@ pub struct Peek {
     pub max_tokens: Option<u64>,
     /// `stream_options.include_usage` is set.
     pub include_usage: bool,
+    /// Where the value of `stream` stands, if it is there.
+    pub stream_at: Option<Range<usize>>,
+    /// Where the value of `stream_options` stands, if it is there.
+    pub stream_options_at: Option<Range<usize>>,
+    /// Probabilities of tokens are wanted (`logprobs` or llama-server's `n_probs`).
+    pub wants_probabilities: bool,
     /// Where the prompt stands, for those parts of it that the body has.
     pub prompt: PromptSpans,
     /// What names the conversation, where the body says (`prompt_cache_key`, `previous_response_id`, `conversation`,
@@ -89,7 +96,7 @@ impl From<PeekError> for ApiError {
 }
 
 /// Fields that are read. The rest of the body is checked to be JSON and skipped.
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 21] = [
     "model",
     "stream",
     "n",
@@ -109,6 +116,8 @@ const FIELDS: [&str; 19] = [
     "metadata",
     "user",
     "id_slot",
+    "logprobs",
+    "n_probs",
 ];
 /// Of those, the ones whose value Lifeboat acts on: there twice, the engine might take the other one.
 const OWNED: usize = 7;
@@ -145,7 +154,10 @@ pub fn peek(body: &[u8]) -> Result<Peek, PeekError> {
         metadata,
         user,
         id_slot,
+        logprobs,
+        n_probs,
     ] = found.values;
+    let present = |raw: Option<&RawValue>| raw.and_then(|raw| span(body, raw));
     let place = |raw: Option<&RawValue>| raw.filter(|raw| !is_null(raw)).and_then(|raw| span(body, raw));
     let whole = |raw: Option<&RawValue>| raw.and_then(|raw| raw.get().parse::<u64>().ok());
     Ok(Peek {
@@ -154,6 +166,9 @@ pub fn peek(body: &[u8]) -> Result<Peek, PeekError> {
         n: whole(n).and_then(|n| u32::try_from(n).ok()),
         max_tokens: whole(max_completion_tokens).or(whole(max_tokens)).or(whole(max_output_tokens)),
         include_usage: stream_options.is_some_and(wants_usage),
+        stream_at: present(stream),
+        stream_options_at: present(stream_options),
+        wants_probabilities: [logprobs, n_probs].into_iter().flatten().any(|raw| !matches!(raw.get(), "null" | "false" | "0")),
         prompt: PromptSpans {
             tools: place(tools),
             system: place(system).or(place(instructions)),
@@ -279,6 +294,22 @@ mod tests {
         assert_eq!(&body[span], br#""a\/b\u00e9""#);
         assert_eq!((peek.stream, peek.n, peek.max_tokens, peek.include_usage), (true, Some(2), Some(5), true));
         assert_eq!((peek.insert_at, peek.is_empty), (2, false));
+        assert_eq!(&body[peek.stream_at.unwrap()], b"true");
+        assert_eq!(&body[peek.stream_options_at.unwrap()], br#"{"include_usage":true}"#);
+    }
+
+    #[test]
+    fn probabilities_are_wanted_only_where_they_are_asked_for() {
+        for (body, wanted) in [
+            (r#"{"logprobs":true}"#, true),
+            (r#"{"logprobs":3}"#, true),
+            (r#"{"n_probs":1}"#, true),
+            (r#"{"logprobs":false,"n_probs":0}"#, false),
+            (r#"{"logprobs":null}"#, false),
+            ("{}", false),
+        ] {
+            assert_eq!(peek(body.as_bytes()).unwrap().wants_probabilities, wanted, "{body}");
+        }
     }
 
     #[test]

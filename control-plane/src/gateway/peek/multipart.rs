@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(asked.peek.model.as_ref().unwrap().0, "my/asr");
         assert!(asked.peek.stream);
         let body = Bytes::from_static(FORM);
-        assert_eq!(asked.body(&body, Some("longer-name"), None).len(), FORM.len() + 5);
+        assert_eq!(asked.body(&body, Some("longer-name"), None, false).len(), FORM.len() + 5);
     }
 
     #[test]

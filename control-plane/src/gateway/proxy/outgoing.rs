@@ -127,8 +127,6 @@ impl Body for Segments {
 /// What is sent to whichever engine serves the request.
 #[derive(Debug)]
 pub(in crate::gateway) struct Outgoing {
-    /// Path on the engine, from `/`.
-    pub path: &'static str,
     /// The client's query, without `?`.
     pub query: Option<String>,
     /// The client's headers, stripped.
@@ -137,11 +135,11 @@ pub(in crate::gateway) struct Outgoing {
 
 impl Outgoing {
     /// Where it goes on this engine.
-    pub(super) fn uri(&self, endpoint: &Endpoint) -> Result<Uri, http::Error> {
+    pub(super) fn uri(&self, endpoint: &Endpoint, path: &'static str) -> Result<Uri, http::Error> {
         let path = match (&self.query, endpoint.prefix.is_empty()) {
-            (None, true) => PathAndQuery::from_static(self.path),
-            (None, false) => PathAndQuery::try_from(format!("{}{}", endpoint.prefix, self.path))?,
-            (Some(query), _) => PathAndQuery::try_from(format!("{}{}?{query}", endpoint.prefix, self.path))?,
+            (None, true) => PathAndQuery::from_static(path),
+            (None, false) => PathAndQuery::try_from(format!("{}{path}", endpoint.prefix))?,
+            (Some(query), _) => PathAndQuery::try_from(format!("{}{path}?{query}", endpoint.prefix))?,
         };
         Uri::builder().scheme(endpoint.scheme.clone()).authority(endpoint.authority.clone()).path_and_query(path).build()
     }
@@ -190,10 +188,10 @@ mod tests {
     #[test]
     fn prefix_and_query_reach_the_engine() {
         let mut engine = std::sync::Arc::into_inner(endpoint(8080, 1)).unwrap();
-        let mut outgoing = Outgoing { path: "/v1/messages", query: None, headers: HeaderMap::new() };
-        assert_eq!(outgoing.uri(&engine).unwrap(), "http://127.0.0.1:8080/v1/messages");
+        let mut outgoing = Outgoing { query: None, headers: HeaderMap::new() };
+        assert_eq!(outgoing.uri(&engine, "/v1/messages").unwrap(), "http://127.0.0.1:8080/v1/messages");
         engine.prefix = "/llm".into();
         outgoing.query = Some("beta=true".into());
-        assert_eq!(outgoing.uri(&engine).unwrap(), "http://127.0.0.1:8080/llm/v1/messages?beta=true");
+        assert_eq!(outgoing.uri(&engine, "/v1/messages").unwrap(), "http://127.0.0.1:8080/llm/v1/messages?beta=true");
     }
 }

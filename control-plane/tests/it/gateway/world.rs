@@ -14,7 +14,7 @@ use lifeboat::ids::{Generation, RowId};
 use lifeboat::keys::Keys;
 use lifeboat::recorder::log::{self, RequestFilter};
 use lifeboat::recorder::{Recorder, Retention, UsageEvent};
-use lifeboat::registry::{Demand, Endpoint, PromptCache, Registry, RowLoad, RowState, RowStatus, RowView};
+use lifeboat::registry::{Demand, Dialects, Endpoint, PromptCache, Registry, RowLoad, RowState, RowStatus, RowView};
 use lifeboat::store::Store;
 use lifeboat::telemetry::metrics::Metrics;
 use lifeboat_engines::spec::{DesiredState, EngineKind};
@@ -62,6 +62,7 @@ pub fn endpoint(address: SocketAddr, slots: u32) -> Endpoint {
         slots,
         context: 4096,
         cache: PromptCache::Pool { tokens: 100_000 },
+        dialects: Dialects::of(EngineKind::Sim),
         load: RowLoad::default(),
         ready_since: Instant::now(),
         ended: CancellationToken::new(),
