@@ -157,6 +157,10 @@ pub struct GatewayConfig {
     pub request_log_max_days: u32,
     /// Days for which the sums of what each key used are kept. Default 400.
     pub usage_max_days: u32,
+    /// Times a stream that breaks off is gone on with on another row, where its kind allows it. 0 = never. Default 2.
+    pub resumes: u32,
+    /// Largest request, and largest text of its reply, that is kept for that, bytes. Default 1 MiB.
+    pub resume_bytes: usize,
     /// Bytes of the index that tells which row has read which prompt. Default 8 MiB.
     pub prefix_index_bytes: usize,
     /// Conversations whose row is remembered. Default 65,536.
@@ -189,6 +193,8 @@ impl Default for GatewayConfig {
             request_log_max_rows: 200_000,
             request_log_max_days: 14,
             usage_max_days: 400,
+            resumes: 2,
+            resume_bytes: 1 << 20,
             prefix_index_bytes: 8 << 20,
             conversations: 65_536,
             home_wait: Duration::from_secs(30),

@@ -34,6 +34,7 @@ mod permit;
 mod pools;
 mod prompt;
 mod proxy;
+mod resume;
 mod route;
 mod standing;
 #[cfg(test)]

@@ -136,6 +136,8 @@ pub struct Dialects {
     /// It notices a client that left only on streams: it is always asked for one, and a reply that is not to be streamed
     /// is put together here.
     pub always_streams: bool,
+    /// It goes on with a conversation whose last message is the assistant's.
+    pub continues: bool,
     /// `/v1/messages`.
     pub messages: Native,
     /// `/v1/messages/count_tokens`.
@@ -151,6 +153,7 @@ impl Dialects {
         Self {
             flavor: if is_llama { Flavor::LlamaCpp } else { Flavor::Other },
             always_streams: is_llama,
+            continues: kind != EngineKind::External,
             messages: if is_llama { Native::lacking() } else { Native::default() },
             count_tokens: Native::default(),
             responses: Native::default(),

@@ -78,6 +78,8 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("gateway.request_log_max_rows", gateway.request_log_max_rows, 0, 100_000_000),
         ("gateway.request_log_max_days", gateway.request_log_max_days.into(), 1, 3650),
         ("gateway.usage_max_days", gateway.usage_max_days.into(), 1, 3650),
+        ("gateway.resumes", gateway.resumes.into(), 0, 16),
+        ("gateway.resume_bytes", gateway.resume_bytes as u64, 0, TIB),
         ("gateway.prefix_index_bytes", gateway.prefix_index_bytes as u64, 64 << 10, 4096 * MIB),
         ("gateway.conversations", gateway.conversations as u64, 64, 16_777_216),
         ("sources.attempts", sources.attempts as u64, 1, 1000),

@@ -17,6 +17,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use lifeboat_engines::dialect::resume::Stitch;
 use lifeboat_engines::dialect::{Dialect, FromChat, StreamReader, Usage};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -27,6 +28,7 @@ use super::error::Failure;
 use super::meter::Meter;
 use super::permit::Permit;
 use super::proxy::Fault;
+use super::resume::{Attempt, Resume, Resumed};
 
 /// How long the rest of a reply may take.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +52,8 @@ struct Events {
     at_edge: bool,
     /// The client speaks another dialect than the engine.
     translation: Option<FromChat>,
+    /// What comes is the rest of a reply that another engine began.
+    stitch: Option<Stitch>,
 }
 
 impl Events {
@@ -74,7 +78,12 @@ pub(super) struct ReplyBody {
     timer: Option<Pin<Box<Sleep>>>,
     ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     meter: Meter,
-    permit: Permit,
+    /// How to go on if the engine fails.
+    resume: Option<Box<Resume>>,
+    /// The way to an engine that goes on.
+    attempt: Option<(Attempt, Failure)>,
+    /// None while one is looked for.
+    permit: Option<Permit>,
 }
 
 /// What a reply's body is made of.
@@ -87,6 +96,7 @@ pub(super) struct Parts {
     pub limits: Limits,
     pub meter: Meter,
     pub permit: Permit,
+    pub resume: Option<Resume>,
 }
 
 impl ReplyBody {
@@ -108,14 +118,15 @@ impl ReplyBody {
         if let Some(opening) = opening::missing(parts.dialect, &parts.first, parts.meter.request_id(), &asked) {
             parts.first = join(opening, &parts.first);
         }
-        let events = Events { reader: StreamReader::default(), rename: Rename::new(asked), says_end, at_edge: true, translation: None };
+        let reader = reader(&parts);
+        let events = Events { reader, rename: Rename::new(asked), says_end, at_edge: true, translation: None, stitch: None };
         Self::new(parts, Some(events))
     }
 
     /// A stream of a chat's events that reaches the client in its own dialect.
     pub(super) fn translated(parts: Parts, translation: FromChat) -> Self {
-        let rename = Rename::new(String::new());
-        let events = Events { reader: StreamReader::default(), rename, says_end: true, at_edge: true, translation: Some(translation) };
+        let (reader, rename) = (reader(&parts), Rename::new(String::new()));
+        let events = Events { reader, rename, says_end: true, at_edge: true, translation: Some(translation), stitch: None };
         Self::new(parts, Some(events))
     }
 
@@ -132,7 +143,9 @@ impl ReplyBody {
             timer: None,
             ended: None,
             meter: parts.meter,
-            permit: parts.permit,
+            resume: parts.resume.map(Box::new),
+            attempt: None,
+            permit: Some(parts.permit),
         }
     }
 
@@ -145,6 +158,14 @@ impl ReplyBody {
     fn pass(&mut self, piece: Bytes) -> Bytes {
         self.meter.piece();
         let Some(events) = &mut self.events else { return piece };
+        let piece = match &mut events.stitch {
+            None => piece,
+            Some(stitch) => {
+                let mut out = Vec::new();
+                stitch.push(&piece, &mut out);
+                out.into()
+            }
+        };
         events.reader.push(&piece);
         if let Some(translation) = &mut events.translation {
             let mut out = Vec::new();
@@ -161,7 +182,9 @@ impl ReplyBody {
     /// The reply is whole.
     fn done(&mut self) {
         self.meter.done(self.status);
-        self.permit.done();
+        if let Some(permit) = &mut self.permit {
+            permit.done();
+        }
     }
 
     /// The engine closed its reply in order.
@@ -197,9 +220,8 @@ impl ReplyBody {
     }
 
     fn torn(&mut self) {
-        let torn = Fault::Torn(String::new());
-        self.permit.failed(&torn);
-        self.say(&Failure::fault(&torn, &self.permit.endpoint));
+        // In a stream of events this is an event.
+        let _told = self.cut(&Fault::Torn(String::new()));
     }
 
     /// The reply cannot go on.
@@ -209,15 +231,40 @@ impl ReplyBody {
             self.done();
             return Ok(());
         }
-        let failure = Failure::fault(fault, &self.permit.endpoint);
-        self.permit.failed(fault);
-        if self.events.is_some() {
-            self.say(&failure);
+        let Some(mut permit) = self.permit.take() else { return Ok(()) };
+        let failure = Failure::fault(fault, &permit.endpoint);
+        permit.failed(fault);
+        if let Some(events) = &mut self.events {
+            let resume = self.resume.take().filter(|_| events.at_edge);
+            match resume.and_then(|resume| resume.attempt(fault, &permit.endpoint, events.reader.transcript())) {
+                Some(attempt) => self.attempt = Some((attempt, failure)),
+                None => self.say(&failure),
+            }
             return Ok(());
         }
         self.meter.failed(self.status, &failure);
         // The connection is broken off, so that what was sent cannot pass for a whole reply.
         Err(io::Error::other("the engine's reply broke off"))
+    }
+
+    /// Another engine goes on.
+    fn go_on(&mut self, resumed: Resumed) {
+        let Resumed { permit, reply, stitch, resume } = resumed;
+        tracing::info!(request.id = self.meter.request_id(), server.id = %permit.row.id, "a broken stream goes on from another row");
+        self.meter.resumed(&permit);
+        if let Some(events) = &mut self.events {
+            events.reader.cut();
+            events.rename = Rename::new(resume.name().to_owned());
+            if let Some(translation) = &mut events.translation {
+                translation.cut();
+            }
+            events.stitch = Some(stitch);
+        }
+        self.first = Some(reply.first).filter(|first| !first.is_empty());
+        self.upstream = reply.rest;
+        self.permit = Some(permit);
+        self.resume = Some(Box::new(resume));
+        (self.ended, self.timer, self.last_piece) = (None, None, Instant::now());
     }
 
     fn say(&mut self, failure: &Failure) {
@@ -235,11 +282,12 @@ impl ReplyBody {
 
     /// Ready once the reply has taken too long or its engine is being ended.
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let endpoint = &self.permit.endpoint;
-        // A child of its own: all replies of an engine would meet at one lock otherwise.
-        let ended = self.ended.get_or_insert_with(|| Box::pin(endpoint.ended.child_token().cancelled_owned()));
-        if ended.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Fault::Ended);
+        if let Some(permit) = &self.permit {
+            // A child of its own: all replies of an engine would meet at one lock otherwise.
+            let ended = self.ended.get_or_insert_with(|| Box::pin(permit.endpoint.ended.child_token().cancelled_owned()));
+            if ended.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Fault::Ended);
+            }
         }
         if self.meter.active().poll_cancelled(cx).is_ready() {
             return Poll::Ready(Fault::Cancelled);
@@ -259,6 +307,16 @@ impl ReplyBody {
             timer.as_mut().reset(due);
         }
     }
+}
+
+/// Reads a stream along, and keeps its text where another engine could go on with it.
+fn reader(parts: &Parts) -> StreamReader {
+    let mut reader = StreamReader::default();
+    if let Some(resume) = &parts.resume {
+        let (generation, limit) = resume.kept();
+        reader.keep_text(generation, limit);
+    }
+    reader
 }
 
 fn join(first: Bytes, second: &[u8]) -> Bytes {
@@ -285,7 +343,9 @@ impl Body for ReplyBody {
                         // Trailers are not passed on.
                         let Ok(piece) = frame.into_data() else { continue };
                         this.last_piece = Instant::now();
-                        this.permit.endpoint.load.moved();
+                        if let Some(permit) = &this.permit {
+                            permit.endpoint.load.moved();
+                        }
                         this.pass(piece)
                     }
                     Poll::Ready(None) => {
@@ -293,7 +353,7 @@ impl Body for ReplyBody {
                         continue;
                     }
                     Poll::Ready(Some(Err(error))) => {
-                        tracing::warn!(request.id = this.meter.request_id(), server.id = %this.permit.row.id, error = %super::proxy::describe(&error), "an engine's reply broke off");
+                        tracing::warn!(request.id = this.meter.request_id(), server.id = ?this.permit.as_ref().map(|permit| permit.row.id), error = %super::proxy::describe(&error), "an engine's reply broke off");
                         if let Err(error) = this.cut(&Fault::Torn(String::new())) {
                             return Poll::Ready(Some(Err(error)));
                         }
@@ -307,6 +367,19 @@ impl Body for ReplyBody {
                         continue;
                     }
                 }
+            } else if let Some((mut attempt, failure)) = this.attempt.take() {
+                let Poll::Ready(outcome) = attempt.poll(cx) else {
+                    this.attempt = Some((attempt, failure));
+                    ready!(this.meter.active().poll_cancelled(cx));
+                    this.attempt = None;
+                    this.say(&Failure::cancelled());
+                    continue;
+                };
+                match outcome {
+                    Some(resumed) => this.go_on(resumed),
+                    None => this.say(&failure),
+                }
+                continue;
             } else {
                 let Some(words) = this.last_words.take() else { return Poll::Ready(None) };
                 words
@@ -318,7 +391,7 @@ impl Body for ReplyBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.upstream.is_none() && self.last_words.is_none()
+        self.first.is_none() && self.upstream.is_none() && self.attempt.is_none() && self.last_words.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -334,7 +407,9 @@ impl Drop for ReplyBody {
         if let Some(events) = &self.events {
             if let Some(used) = events.reader.usage() {
                 self.meter.used(used);
-                self.permit.used(&used);
+                if let Some(permit) = &mut self.permit {
+                    permit.used(&used);
+                }
             }
             // Clients often leave at `[DONE]`, before the connection's own end.
             if self.upstream.is_some() && events.is_finished() {

@@ -23,6 +23,7 @@ use super::permit::Permit;
 use super::prompt;
 use super::proxy::outgoing::{Outgoing, strip};
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
+use super::resume::{Asking, Resume};
 use super::route::{Route, Shape};
 use super::standing;
 use super::translate::{Form, Ids};
@@ -310,7 +311,7 @@ fn trace(permit: &Permit, session: Option<u64>) -> RouteTrace {
     }
 }
 
-fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit, answered: Answered, meter: Meter) -> Response {
+fn respond(gateway: &Arc<Gateway>, route: &Route, prepared: Prepared, permit: Permit, answered: Answered, meter: Meter) -> Response {
     let Answered { form, reply, used } = answered;
     let config = &gateway.config;
     let kind = kind(&reply.headers);
@@ -324,7 +325,16 @@ fn respond(gateway: &Gateway, route: &Route, prepared: Prepared, permit: Permit,
     let limits = Limits { between: config.between_chunks, until: meter.arrived() + config.total, total: config.total };
     let status = reply.status.as_u16();
     let translation = if kind == Kind::Events { form.stream(&ids(&prepared, &meter), config.whole_reply_bytes) } else { None };
-    let mut parts = Parts { first: reply.first, rest: reply.rest, dialect: route.dialect, status, limits, meter, permit };
+    let asking = (kind == Kind::Events && reply.rest.is_some()).then(|| Asking {
+        name: prepared.name.clone(),
+        ask: prepared.ask,
+        outgoing: prepared.outgoing,
+        path: form.path,
+        body: form.body.clone(),
+        arrived: meter.arrived(),
+    });
+    let resume = asking.and_then(|asking| Resume::of(gateway, asking));
+    let mut parts = Parts { first: reply.first, rest: reply.rest, dialect: route.dialect, status, limits, meter, permit, resume };
     let body = match (kind, translation) {
         (Kind::Events, Some(translation)) => {
             event_headers(&mut headers);

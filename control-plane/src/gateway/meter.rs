@@ -134,6 +134,22 @@ impl Meter {
         self.set(|event, _| event.route = Some(trace));
     }
 
+    /// Another row goes on with its reply.
+    pub(super) fn resumed(&mut self, permit: &Permit) {
+        self.entry.update(|progress| {
+            progress.row = Some(permit.row.id);
+            progress.slot = permit.placement.slot;
+        });
+        self.set(|event, _| {
+            event.row = Some(permit.row.id);
+            if let Some(route) = &mut event.route {
+                route.row = permit.row.id;
+                route.slot = permit.placement.slot;
+                route.resumed += 1;
+            }
+        });
+    }
+
     /// The value of `x-lifeboat-route`; `ended` = what the engine used is known.
     pub(super) fn route_header(&self, ended: bool) -> Option<HeaderValue> {
         let event = self.event.as_ref()?;

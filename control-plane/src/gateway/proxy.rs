@@ -81,6 +81,11 @@ impl Fault {
         }
     }
 
+    /// Whether another engine may do better with what is left of a stream that has begun.
+    pub(in crate::gateway) fn may_resume(&self) -> bool {
+        matches!(self, Self::Closed(_) | Self::Torn(_) | Self::Ended | Self::Silent(_))
+    }
+
     /// Whether the request was at fault, and not the engine.
     pub(in crate::gateway) fn is_the_clients(&self) -> bool {
         match self {

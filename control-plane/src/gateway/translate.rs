@@ -20,8 +20,8 @@ use super::route::{Api, Route, Shape};
 use crate::host::clock;
 use crate::registry::{Endpoint, Native};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+pub(super) const CHAT: &str = "/v1/chat/completions";
+pub(super) const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
 const RESPONSES: &str = "/v1/responses";
 /// vLLM's, which takes a conversation.

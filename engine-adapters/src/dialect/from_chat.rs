@@ -53,6 +53,11 @@ impl FromChat {
         Self { events: SseReader::default(), writer, state: State::Running, has_output: false }
     }
 
+    /// Forgets the event that was cut off: what comes next is not its rest.
+    pub fn cut(&mut self) {
+        self.events = SseReader::default();
+    }
+
     /// Takes the next bytes of the chat and appends the events they become.
     pub fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) {
         let Self { events, writer, state, has_output } = self;

@@ -231,6 +231,11 @@ impl StreamReader {
         self.transcript = Some(Box::new(Transcript::new(generation, limit)));
     }
 
+    /// Forgets the event that was cut off: what comes next is not its rest.
+    pub fn cut(&mut self) {
+        self.events = SseReader::default();
+    }
+
     /// What was said so far, where it is kept. An event that could not be read spoils it.
     pub fn transcript(&self) -> Option<&Transcript> {
         self.transcript.as_deref().filter(|_| !self.events.has_dropped())

@@ -95,7 +95,6 @@ impl Segments {
     }
 
     /// All of it in one.
-    #[cfg(test)]
     pub(in crate::gateway) fn concat(&self) -> Vec<u8> {
         self.left().concat()
     }
