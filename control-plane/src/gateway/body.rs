@@ -25,10 +25,11 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use self::rename::Rename;
 pub(super) use self::rename::{encode, rename_document};
 use super::error::Failure;
+use super::heartbeat::COMMENT;
 use super::meter::Meter;
 use super::permit::Permit;
 use super::proxy::Fault;
-use super::resume::{Attempt, Resume, Resumed};
+use super::resume::{Attempt, Resume, Resumed, Step};
 
 /// How long the rest of a reply may take.
 #[derive(Debug, Clone, Copy)]
@@ -368,16 +369,23 @@ impl Body for ReplyBody {
                     }
                 }
             } else if let Some((mut attempt, failure)) = this.attempt.take() {
-                let Poll::Ready(outcome) = attempt.poll(cx) else {
+                let Poll::Ready(step) = attempt.poll(cx) else {
                     this.attempt = Some((attempt, failure));
                     ready!(this.meter.active().poll_cancelled(cx));
                     this.attempt = None;
                     this.say(&Failure::cancelled());
                     continue;
                 };
-                match outcome {
-                    Some(resumed) => this.go_on(resumed),
-                    None => this.say(&failure),
+                match step {
+                    Step::Resumed(resumed) => this.go_on(*resumed),
+                    Step::Over => this.say(&failure),
+                    Step::Waits => {
+                        this.attempt = Some((attempt, failure));
+                        // Ollama's lines have no room for company.
+                        if this.dialect != Dialect::Ollama {
+                            return Poll::Ready(Some(Ok(Frame::data(COMMENT))));
+                        }
+                    }
                 }
                 continue;
             } else {

@@ -21,7 +21,7 @@ use super::error::Failure;
 use super::proxy::{Kind, kind};
 
 /// A comment line of server-sent events.
-const COMMENT: Bytes = Bytes::from_static(b": waiting\n\n");
+pub(super) const COMMENT: Bytes = Bytes::from_static(b": waiting\n\n");
 
 /// What a request comes to.
 pub(super) type Answer = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;

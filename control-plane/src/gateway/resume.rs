@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::HeaderMap;
 use lifeboat_engines::dialect::resume::{self, Generation, Stitch, Transcript};
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, interval_at};
 
 use super::Gateway;
 use super::admission::Claim;
@@ -63,7 +63,20 @@ pub(super) struct Resumed {
 }
 
 /// The way to the rest.
-pub(super) struct Attempt(Pin<Box<dyn Future<Output = Option<Resumed>> + Send>>);
+pub(super) struct Attempt {
+    asking: Pin<Box<dyn Future<Output = Option<Resumed>> + Send>>,
+    beat: Interval,
+}
+
+/// What there is to do for one who waits for the rest.
+pub(super) enum Step {
+    /// It has waited long enough to be told that it still does.
+    Waits,
+    /// Here it is.
+    Resumed(Box<Resumed>),
+    /// It will not come.
+    Over,
+}
 
 impl Resume {
     /// `None` where a stream of this kind cannot be gone on with, or too much would have to be kept for it.
@@ -94,10 +107,12 @@ impl Resume {
         let asked = Asked::read(Shape::Json, &HeaderMap::new(), &body).ok()?;
         let stitch = Stitch::new(sent, &self.name);
         self.failed.push(Arc::clone(failed));
-        Some(Attempt(Box::pin(async move {
+        let every = self.gateway.config.heartbeat;
+        let asking = Box::pin(async move {
             let (permit, reply) = self.ask(&asked, &body).await?;
             Some(Resumed { permit, reply, stitch, resume: self })
-        })))
+        });
+        Some(Attempt { asking, beat: interval_at(Instant::now() + every, every) })
     }
 
     async fn ask(&self, asked: &Asked, body: &Bytes) -> Option<(Permit, Reply)> {
@@ -131,9 +146,13 @@ impl Resume {
 }
 
 impl Attempt {
-    /// Ready once the rest has begun, or (`None`) it is known that it will not.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Resumed>> {
-        self.0.as_mut().poll(cx)
+    /// Ready once the rest has begun, it is known that it will not, or the client needs a sign of life.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+        match self.asking.as_mut().poll(cx) {
+            Poll::Ready(Some(resumed)) => Poll::Ready(Step::Resumed(Box::new(resumed))),
+            Poll::Ready(None) => Poll::Ready(Step::Over),
+            Poll::Pending => self.beat.poll_tick(cx).map(|_| Step::Waits),
+        }
     }
 }
 

@@ -157,12 +157,50 @@ async fn a_stream_whose_engine_is_ended_gets_an_error_and_lets_go_of_the_engine(
     let view = world.serve("m", &engine, 1);
     let mut stream = SseStream::new(soon(world.post("/v1/chat/completions").json(&chat("m", true)).send()).await.unwrap());
     stream.next().await.unwrap();
+    // Its row was deleted, so nobody can go on.
+    world.registry.remove(view.id);
     view.endpoint.as_ref().unwrap().load.close();
     view.endpoint.as_ref().unwrap().ended.cancel();
     let error = stream.next().await.unwrap().unwrap();
     assert_eq!(error.json()["error"]["code"], "no_ready_row");
     assert!(stream.next().await.unwrap().is_none());
     engine.until_left(1).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_goes_on_from_another_row_as_if_nothing_had_been() {
+    let dying = Engine::start(|_| vec![Step::stream(), Step::Piece(token("m", "Once ")), Step::Cut]).await;
+    let living = Engine::start(|_| {
+        let rest = ["upon ", "a time"].map(|text| Step::Piece(token("m", text).replace("\"id\":\"", "\"id\":\"other-")));
+        let mut steps = vec![Step::stream()];
+        steps.extend(rest);
+        steps.extend([Step::Piece(ending("m")), Step::End]);
+        steps
+    })
+    .await;
+    let world = World::start().await;
+    world.serve("m", &dying, 1);
+    world.serve("m", &living, 1);
+    let mut stream = SseStream::new(soon(world.post("/v1/chat/completions").json(&chat("m", true)).send()).await.unwrap());
+    let (mut text, mut ids, mut done) = (String::new(), std::collections::HashSet::new(), false);
+    while let Some(event) = stream.next().await.unwrap() {
+        if event.data == "[DONE]" {
+            done = true;
+            continue;
+        }
+        let chunk = event.json();
+        assert!(chunk.get("error").is_none(), "{chunk}");
+        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+        ids.insert(chunk["id"].to_string());
+    }
+    assert_eq!((text.as_str(), done, ids.len()), ("Once upon a time", true, 1), "{ids:?}");
+    let asked: serde_json::Value = serde_json::from_slice(&living.received()[0].body).unwrap();
+    let last = asked["messages"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&last["role"], &last["content"]), (&json!("assistant"), &json!("Once ")));
+    let ended = world.finished(1).await;
+    assert_eq!((ended.status, ended.route.unwrap().resumed), (200, 1));
+    assert_eq!(world.taken(), 0);
     world.stop().await;
 }
 
