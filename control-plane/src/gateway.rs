@@ -86,6 +86,8 @@ pub struct GatewayDeps {
     pub active: Arc<ActiveRequests>,
     /// Holds every task.
     pub tracker: TaskTracker,
+    /// Soft stop: nothing new is begun for a reply that breaks off.
+    pub stopping: CancellationToken,
     /// Hard stop. Connections to engines end with the calls on them, idle ones with the routes.
     pub token: CancellationToken,
 }
@@ -93,6 +95,7 @@ pub struct GatewayDeps {
 /// What every request shares.
 #[derive(Debug)]
 struct Gateway {
+    stopping: CancellationToken,
     config: GatewayConfig,
     registry: Arc<Registry>,
     keys: Arc<Keys>,
@@ -109,6 +112,7 @@ pub fn router(deps: GatewayDeps) -> Router {
     let admission = deps.pools.0;
     deps.tracker.spawn(Arc::clone(&admission).follow(deps.token.clone()));
     let gateway = Arc::new(Gateway {
+        stopping: deps.stopping,
         proxy: Proxy::new(&config, &deps.tracker),
         intake: Intake::new(&config, deps.metrics),
         config,

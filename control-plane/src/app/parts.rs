@@ -161,6 +161,7 @@ impl Parts {
             recorder: Arc::clone(&self.recorder),
             active: Arc::clone(&self.active),
             tracker: self.lifecycle.tracker.clone(),
+            stopping: self.lifecycle.soft.clone(),
             token: self.lifecycle.hard.clone(),
         });
         api::router(api).merge(gateway)

@@ -99,7 +99,7 @@ impl Resume {
 
     /// Asks for the rest of what was `sent`, on another engine than the one that has failed. `None` = it cannot be gone on with.
     pub(super) fn attempt(mut self, fault: &Fault, failed: &Arc<Endpoint>, sent: Option<&Transcript>) -> Option<Attempt> {
-        if !fault.may_resume() || self.failed.len() >= self.gateway.config.resumes as usize {
+        if !fault.may_resume() || self.gateway.stopping.is_cancelled() || self.failed.len() >= self.gateway.config.resumes as usize {
             return None;
         }
         let sent = sent?;
@@ -108,8 +108,9 @@ impl Resume {
         let stitch = Stitch::new(sent, &self.name);
         self.failed.push(Arc::clone(failed));
         let every = self.gateway.config.heartbeat;
+        let stopping = self.gateway.stopping.clone();
         let asking = Box::pin(async move {
-            let (permit, reply) = self.ask(&asked, &body).await?;
+            let (permit, reply) = stopping.run_until_cancelled(self.ask(&asked, &body)).await.flatten()?;
             Some(Resumed { permit, reply, stitch, resume: self })
         });
         Some(Attempt { asking, beat: interval_at(Instant::now() + every, every) })

@@ -111,6 +111,7 @@ impl World {
             recorder: Arc::clone(&recorder),
             active: Arc::clone(&active),
             tracker: tracker.clone(),
+            stopping: token.clone(),
             token: token.clone(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
