@@ -28,6 +28,7 @@ pub mod version;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -111,6 +112,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// How long blocking work may take to end once everything else has.
+const LAST_THREADS: Duration = Duration::from_secs(2);
+
 fn dispatch(cli: Cli) -> anyhow::Result<()> {
     let Cli { global, command } = cli;
     match command {
@@ -122,7 +126,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Kind::Failed, "could not start the runtime").caused_by(error))?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         match command {
             Command::Up(args) => up::run(&global, *args).await,
             Command::Serve(args) => serve::run(&global, *args).await,
@@ -137,5 +141,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
             Command::Chat(args) => chat::run(&global, args).await,
             Command::Version | Command::Completions(_) => Ok(()),
         }
-    })
+    });
+    // A thread that waits for a file system must not keep the process from its end.
+    runtime.shutdown_timeout(LAST_THREADS);
+    outcome
 }

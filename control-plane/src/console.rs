@@ -1,13 +1,14 @@
 //! The console: `console-ui/dist` embedded in the binary, served for every path that no other route has.
 //!
-//! It is a single page whose URL holds its view, so an unknown path without a dot is answered with
-//! `index.html`. Files whose names carry a hash of their content are kept for ever, everything else is asked
+//! It is a single page whose URL holds its view, so a browser that asks for an unknown path without a dot is answered with
+//! `index.html`, and nobody else: a client that left `/v1` out must not take a page for an answer. Files whose names carry a hash of their content are kept for ever, everything else is asked
 //! for again each time. A binary built without the console says how to build it.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use memchr::memmem;
 use rust_embed::{EmbeddedFile, RustEmbed};
 use std::borrow::Cow;
 use uuid::Uuid;
@@ -31,17 +32,36 @@ struct Files;
 pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path().trim_start_matches('/');
     if path.starts_with("api/") || path.starts_with("v1/") || !matches!(method, Method::GET | Method::HEAD) {
-        return ApiError::not_found("route", uri.path()).render(&Uuid::now_v7().to_string());
+        return nothing(&uri);
     }
     if let Some(file) = Files::get(path) {
         return answer(path, file, &headers);
     }
-    let is_page = path.is_empty() || !path.rsplit('/').next().unwrap_or_default().contains('.');
+    let wants_page = headers.get_all(header::ACCEPT).iter().any(|accept| memmem::find(accept.as_bytes(), b"text/html").is_some());
+    let is_page = path.is_empty() || (wants_page && !path.rsplit('/').next().unwrap_or_default().contains('.'));
     match Files::get(INDEX) {
         Some(index) if is_page => answer(INDEX, index, &headers),
         None if is_page => (StatusCode::NOT_FOUND, NOT_BUILT).into_response(),
-        _ => ApiError::not_found("route", uri.path()).render(&Uuid::now_v7().to_string()),
+        _ => nothing(&uri),
     }
+}
+
+/// Paths of OpenAI's and Anthropic's clients, whose base URL lacks its end.
+const BELOW_V1: [&str; 8] = ["chat", "completions", "embeddings", "messages", "models", "responses", "rerank", "audio"];
+/// Characters of a path that are repeated.
+const ECHO: usize = 256;
+
+fn nothing(uri: &Uri) -> Response {
+    let path = uri.path();
+    let shown: String = path.chars().take(ECHO).collect();
+    let error = ApiError::not_found("route", &shown);
+    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    let error = if BELOW_V1.contains(&first) {
+        error.hint("OpenAI's and Anthropic's routes are below /v1: give an OpenAI client the base URL http://HOST:PORT/v1")
+    } else {
+        error
+    };
+    error.render(&Uuid::now_v7().to_string())
 }
 
 fn answer(path: &str, file: EmbeddedFile, headers: &HeaderMap) -> Response {
@@ -89,6 +109,17 @@ mod tests {
         }
         let written = serve(Method::POST, Uri::from_static("/servers"), HeaderMap::new()).await;
         assert_eq!(written.status(), StatusCode::NOT_FOUND);
+    }
+
+    #[tokio::test]
+    async fn only_a_browser_gets_the_page_for_a_path_nobody_knows() {
+        let browser = HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static("text/html,application/xhtml+xml"))]);
+        let page = serve(Method::GET, Uri::from_static("/models"), browser).await;
+        assert_ne!(page.headers()[header::CONTENT_TYPE], "application/json");
+        let response = get("/models").await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
+        assert!(String::from_utf8_lossy(&body).contains("/v1"), "{body:?}");
     }
 
     #[test]

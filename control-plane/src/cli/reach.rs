@@ -93,15 +93,21 @@ pub async fn running(global: &GlobalArgs) -> anyhow::Result<ApiClient> {
 /// The server at the address that was asked for, else the one that this data directory names.
 async fn find_running(global: &GlobalArgs, config: &Config) -> anyhow::Result<Option<ApiClient>> {
     let announced = announced(&config.data_dir);
-    for address in [global.listen, announced].into_iter().flatten() {
+    // Whoever names an address means the server there: what else runs is no substitute.
+    if let Some(address) = global.listen.or(announced) {
         // The data directory's own token is for its own server and for nobody else.
         let is_ours = announced.is_some_and(|announced| announced.port() == address.port()) && reachable(address).ip().is_loopback();
         let token = if is_ours { read_local_token(&config.data_dir).ok().flatten() } else { None };
         let api = ApiClient::new(url(address), global.api_key.clone().or(token))?;
         match api.get("/health").await {
             Ok(_) => return Ok(Some(api)),
-            // Whoever names another machine means that one: what is here is no substitute.
-            Err(error) if error.kind() == Kind::NotRunning && reachable(address).ip().is_loopback() => {}
+            Err(error) if error.kind() == Kind::NotRunning && reachable(address).ip().is_loopback() => {
+                if let Some(other) = announced.filter(|other| *other != address) {
+                    return Err(Failure::new(Kind::NotRunning, format!("no server answers at {}", url(address)))
+                        .hint(format!("the server of {} is at {}; leave --listen out to use it", config.data_dir.display(), url(other)))
+                        .into());
+                }
+            }
             Err(error) => return Err(error.into()),
         }
     }

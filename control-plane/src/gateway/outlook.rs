@@ -56,7 +56,12 @@ pub(super) fn outlook(pool: &[Arc<RowView>], avoid: &[Arc<Endpoint>]) -> Outlook
         return Outlook::Suspect;
     }
     let reasons = pool.iter().map(|row| {
-        let reason = row.status.state_reason.as_deref().unwrap_or("no reason is known");
+        let none = if row.desired_state == DesiredState::Stopped {
+            "its operator stopped it; `lifeboat server start` starts it"
+        } else {
+            "no reason is known"
+        };
+        let reason = row.status.state_reason.as_deref().unwrap_or(none);
         format!("{}: {reason}", row.status.state.as_str())
     });
     Outlook::Hopeless(reasons.take(REASONS_SHOWN).collect::<Vec<_>>().join("; "))
@@ -117,11 +122,14 @@ mod tests {
             (vec![state(RowState::Sleeping, OnDemand)], Outlook::Coming),
             (vec![state(RowState::Starting, Running)], Outlook::Coming),
             (vec![state(RowState::Draining, OnDemand)], Outlook::Coming),
-            (vec![state(RowState::Draining, Stopped)], Outlook::Hopeless("draining: no reason is known".into())),
+            (
+                vec![state(RowState::Draining, Stopped)],
+                Outlook::Hopeless("draining: its operator stopped it; `lifeboat server start` starts it".into()),
+            ),
             (vec![state(RowState::Stopped, Running)], Outlook::Coming),
             (
                 vec![state(RowState::Stopped, Stopped), state(RowState::Failed, Running)],
-                Outlook::Hopeless("stopped: no reason is known; failed: no reason is known".into()),
+                Outlook::Hopeless("stopped: its operator stopped it; `lifeboat server start` starts it; failed: no reason is known".into()),
             ),
         ];
         for (pool, expected) in table {

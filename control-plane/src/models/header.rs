@@ -38,6 +38,10 @@ pub(super) fn read_local(files: &[PathBuf], mmproj: Option<&Path>) -> Result<Mod
 
 fn header_of(path: &Path) -> Result<Header, ModelsError> {
     let failed = |error| ModelsError::io("read", path, error);
+    // Asked before it is opened: opening a pipe waits for whoever writes to it, for ever.
+    if !path.metadata().map_err(failed)?.is_file() {
+        return Err(ModelsError::NotAModel { file: file_name(path), problem: "it is no regular file".into() });
+    }
     let mut file = File::open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let (mut bytes, mut step) = (Vec::new(), FIRST_STEP);
