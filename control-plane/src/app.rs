@@ -144,7 +144,7 @@ async fn end(parts: &Parts, accepting: tokio::task::JoinHandle<()>) {
 async fn bind(config: &Config, store: &Store) -> Result<TcpListener, StartError> {
     let keys_exist = store.list_keys().await?.iter().any(|key| key.revoked_at.is_none());
     security::check_listen(config.listen, keys_exist)?;
-    TcpListener::bind(config.listen).await.map_err(|source| StartError::Listen { address: config.listen, source })
+    listener::bind(config.listen).map_err(|source| StartError::Listen { address: config.listen, source })
 }
 
 /// The same address as a client on this machine has to write it.

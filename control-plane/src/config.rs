@@ -70,6 +70,9 @@ impl Config {
 pub struct HttpConfig {
     /// Open connections at once; further ones wait to be accepted. Default 1024.
     pub max_connections: usize,
+    /// Open connections of one peer address (an IPv6 /64 is one); further ones are closed at once. This machine itself may
+    /// have seven eighths of `max_connections`. Default 256.
+    pub max_connections_per_peer: usize,
     /// Headers of one request. Default 100.
     pub max_headers: usize,
     /// Bytes of a request's head (its line and headers). Default 64 KiB.
@@ -77,6 +80,15 @@ pub struct HttpConfig {
     /// A request's head must have arrived within this; it also ends an idle kept-alive connection. Default 60 s.
     #[serde(deserialize_with = "duration::read")]
     pub head_timeout: Duration,
+    /// The first head of a connection must have arrived within this. Default 10 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub first_head_timeout: Duration,
+    /// A request's body must have arrived within this after its head. Default 300 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub body_timeout: Duration,
+    /// A client that takes less than 16 KiB of its reply for this long while there is more of it is cut off. Default 60 s.
+    #[serde(deserialize_with = "duration::read")]
+    pub write_stall: Duration,
     /// Largest body of a REST call, bytes. Default 1 MiB.
     pub max_api_body_bytes: usize,
     /// Events kept for clients that come back with `Last-Event-ID`. Default 512.
@@ -94,9 +106,13 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             max_connections: 1024,
+            max_connections_per_peer: 256,
             max_headers: 100,
             max_head_bytes: 64 << 10,
             head_timeout: Duration::from_secs(60),
+            first_head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(300),
+            write_stall: Duration::from_secs(60),
             max_api_body_bytes: 1 << 20,
             event_ring: 512,
             ended_jobs: 64,

@@ -21,6 +21,7 @@ pub mod progress;
 pub mod reconciler;
 pub mod recorder;
 pub mod registry;
+pub mod request_body;
 pub mod route_trace;
 pub mod routing;
 pub mod security;

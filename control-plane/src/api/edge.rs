@@ -3,7 +3,8 @@
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderName, HeaderValue, StatusCode};
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -19,11 +20,24 @@ pub async fn admin(State(state): State<ApiState>, request: Request, next: Next) 
     let allowed = state.keys.authorize(request.headers(), Scope::Admin);
     finish(request, |request| async move {
         match allowed {
-            Ok(_principal) => next.run(request).await,
+            Ok(_principal) => match announced(&request).filter(|bytes| *bytes > state.config.http.max_api_body_bytes as u64) {
+                Some(_) => too_large(state.config.http.max_api_body_bytes).into_response(),
+                None => next.run(request).await,
+            },
             Err(denied) => ApiError::from(denied).into_response(),
         }
     })
     .await
+}
+
+/// Bytes the body says it has: one that is too large need not be waited for.
+fn announced(request: &Request) -> Option<u64> {
+    request.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn too_large(limit: usize) -> ApiError {
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", format!("the body is larger than the limit of {limit} bytes"))
+        .hint("`http.max_api_body_bytes` sets it")
 }
 
 /// Gives every answer its request id and writes the envelope of an error.

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::error::ApiError;
 use crate::ids::RowId;
+use crate::request_body::{self, BodyError};
 
 /// A JSON body. The content type is not insisted on: a body that parses is meant as JSON.
 #[derive(Debug)]
@@ -19,12 +20,26 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
+            if let Some(error) = request_body::cause(&rejection) {
+                return cut_off(error);
+            }
             let status = rejection.status();
             let code = if status == StatusCode::PAYLOAD_TOO_LARGE { "body_too_large" } else { "invalid_request" };
             ApiError::new(status, code, rejection.body_text())
         })?;
         let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
         serde_json::from_slice(&bytes).map(Self).map_err(|error| not_readable(&error))
+    }
+}
+
+/// A body that did not come whole, in words and with the status that says whether to try again.
+fn cut_off(error: &BodyError) -> ApiError {
+    match error {
+        BodyError::Late(_) => {
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", error.to_string()).hint("`http.body_timeout` sets it")
+        }
+        BodyError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", error.to_string()),
+        BodyError::Broken(_) => ApiError::invalid(error.to_string()),
     }
 }
 

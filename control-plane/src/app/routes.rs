@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
-use http::header;
+use http::{StatusCode, header};
 use lifeboat_engines::dialect::errors::{self, Dialect, ErrorCode};
 use tower::Layer;
 use uuid::Uuid;
@@ -26,16 +26,34 @@ pub fn service(routes: Router, config: &SecurityConfig, listen: SocketAddr) -> G
 
 /// Words a refusal in the dialect of the path.
 fn refuse(path: &str, refused: &Refused) -> Response {
-    let dialect = match path {
-        _ if path.starts_with("/v1/messages") => Dialect::Anthropic,
-        "/tokenize" | "/detokenize" => Dialect::OpenAi,
-        _ if path.starts_with("/v1/") => Dialect::OpenAi,
-        _ => return ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string()),
-    };
+    let Some(dialect) = dialect(path) else { return ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string()) };
     let code = match refused {
         Refused::Host(_) => ErrorCode::UnknownHost,
         Refused::Origin(_) => ErrorCode::ForbiddenOrigin,
     };
     let error = errors::ApiError::new(code, format!("{refused}; {}", refused.hint()));
     (refused.status(), [(header::CONTENT_TYPE, "application/json")], error.body(dialect)).into_response()
+}
+
+/// The answer to a head of more than `most` bytes.
+pub(super) fn head_too_large(path: &str, most: usize) -> Response {
+    let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    let message = format!("the request's line and headers are larger than the limit of {most} bytes");
+    match dialect(path) {
+        None => ApiError::new(status, "head_too_large", message).hint("`http.max_head_bytes` sets it").render(&Uuid::now_v7().to_string()),
+        Some(dialect) => {
+            let error = errors::ApiError::new(ErrorCode::InvalidRequest, message);
+            (status, [(header::CONTENT_TYPE, "application/json")], error.body(dialect)).into_response()
+        }
+    }
+}
+
+/// Whose shape the errors of a path have; `None` = the API's own.
+fn dialect(path: &str) -> Option<Dialect> {
+    match path {
+        _ if path.starts_with("/v1/messages") => Some(Dialect::Anthropic),
+        "/tokenize" | "/detokenize" => Some(Dialect::OpenAi),
+        _ if path.starts_with("/v1/") => Some(Dialect::OpenAi),
+        _ => None,
+    }
 }

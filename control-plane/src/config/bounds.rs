@@ -29,6 +29,9 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
     let Config { http, gateway, supervisor, sources, .. } = config;
     for (setting, value, least, most) in [
         ("http.head_timeout", http.head_timeout, MILLISECOND, HOUR),
+        ("http.first_head_timeout", http.first_head_timeout, MILLISECOND, HOUR),
+        ("http.body_timeout", http.body_timeout, MILLISECOND, DAY),
+        ("http.write_stall", http.write_stall, MILLISECOND, HOUR),
         ("http.stop_grace", http.stop_grace, Duration::ZERO, HOUR),
         ("gateway.queue_wait", gateway.queue_wait, MILLISECOND, DAY),
         ("gateway.cold_start_wait", gateway.cold_start_wait, MILLISECOND, DAY),
@@ -62,6 +65,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
     }
     for (setting, value, least, most) in [
         ("http.max_connections", http.max_connections as u64, 8, 65_536),
+        ("http.max_connections_per_peer", http.max_connections_per_peer as u64, 1, 65_536),
         ("http.max_headers", http.max_headers as u64, 16, 1024),
         ("http.max_head_bytes", http.max_head_bytes as u64, 8 << 10, MIB),
         ("http.max_api_body_bytes", http.max_api_body_bytes as u64, 4 << 10, 64 * MIB),
@@ -70,7 +74,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("http.running_jobs", http.running_jobs as u64, 1, 256),
         ("gateway.max_body_bytes", gateway.max_body_bytes as u64, 1 << 10, TIB),
         ("gateway.max_held_bytes", gateway.max_held_bytes as u64, gateway.max_body_bytes as u64, TIB),
-        ("gateway.queue_per_slot", gateway.queue_per_slot as u64, 0, 65_536),
+        ("gateway.queue_per_slot", gateway.queue_per_slot as u64, 1, 65_536),
         ("gateway.light_per_row", gateway.light_per_row.into(), 1, 65_536),
         ("gateway.retries", gateway.retries.into(), 0, 16),
         ("gateway.reply_buffer_bytes", gateway.reply_buffer_bytes as u64, 0, TIB),

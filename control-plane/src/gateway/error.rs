@@ -101,6 +101,11 @@ impl Failure {
                 Self::new(ErrorCode::InvalidRequest, format!("no byte of the request body came for {} s", limit.as_secs()))
                     .with_status(StatusCode::REQUEST_TIMEOUT)
             }
+            IntakeError::Late(limit) => {
+                let message = format!("the request body was not complete within {} s (`http.body_timeout`)", limit.as_secs_f64());
+                Self::new(ErrorCode::InvalidRequest, message).with_status(StatusCode::REQUEST_TIMEOUT)
+            }
+            IntakeError::Stopping => Self::new(ErrorCode::Overloaded, "the server is stopping and no longer waits for the request body"),
         }
     }
 

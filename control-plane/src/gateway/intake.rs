@@ -14,12 +14,11 @@ use http_body_util::BodyExt;
 use tokio::time::timeout;
 
 use crate::config::GatewayConfig;
+use crate::request_body::{self, BodyError};
 use crate::telemetry::metrics::Metrics;
 
-/// After a body that is too large, this much more is read and thrown away, so that the client gets to read the answer.
-const DISCARDED: usize = 64 << 20;
-/// And for no longer than this.
-const DISCARD_TIME: Duration = Duration::from_secs(5);
+/// Room made for an announced body before any of it is here.
+const FIRST_CAPACITY: usize = 1 << 20;
 
 /// Why a body was not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +34,10 @@ pub(super) enum IntakeError {
     Broken(String),
     /// The client sent nothing for too long.
     Slow(Duration),
+    /// It was not whole in time.
+    Late(Duration),
+    /// The server stops and waits for no more of it.
+    Stopping,
 }
 
 /// The room all bodies share.
@@ -60,17 +63,17 @@ impl Room {
         if more == 0 {
             return Ok(());
         }
-        let before = self.intake.held.fetch_add(more, Ordering::AcqRel);
+        let held = self.intake.held.fetch_add(more, Ordering::AcqRel).saturating_add(more);
         self.bytes += more;
-        self.intake.metrics.set_held_bytes(before.saturating_add(more));
-        if before.saturating_add(more) > self.intake.limit { Err(IntakeError::NoRoom) } else { Ok(()) }
+        self.intake.metrics.hold_bytes(more);
+        if held > self.intake.limit { Err(IntakeError::NoRoom) } else { Ok(()) }
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let before = self.intake.held.fetch_sub(self.bytes, Ordering::AcqRel);
-        self.intake.metrics.set_held_bytes(before.saturating_sub(self.bytes));
+        self.intake.held.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.intake.metrics.release_bytes(self.bytes);
     }
 }
 
@@ -93,28 +96,15 @@ impl Intake {
         })
     }
 
-    /// Reads a body to its end.
+    /// Reads a body to its end. Room is taken as its bytes arrive: what is only announced keeps nobody out.
     pub(super) async fn collect(self: &Arc<Self>, headers: &HeaderMap, mut body: Body) -> Result<Held, IntakeError> {
         let announced = headers.get(header::CONTENT_LENGTH).and_then(length).unwrap_or(0);
-        let mut room = Room { intake: Arc::clone(self), bytes: 0 };
-        let taken = if announced > self.body_limit {
-            Err(IntakeError::TooLarge { limit: self.body_limit })
-        } else {
-            match room.grow_to(announced) {
-                Ok(()) => self.read(&mut room, announced, &mut body).await,
-                Err(error) => Err(error),
-            }
-        };
-        match taken {
-            Ok(bytes) => Ok(Held { bytes, _room: room }),
-            Err(error) => {
-                drop(room);
-                if matches!(error, IntakeError::TooLarge { .. } | IntakeError::NoRoom) {
-                    discard(&mut body).await;
-                }
-                Err(error)
-            }
+        if announced > self.body_limit {
+            return Err(IntakeError::TooLarge { limit: self.body_limit });
         }
+        let mut room = Room { intake: Arc::clone(self), bytes: 0 };
+        let bytes = self.read(&mut room, announced, &mut body).await?;
+        Ok(Held { bytes, _room: room })
     }
 
     async fn read(&self, room: &mut Room, announced: usize, body: &mut Body) -> Result<Bytes, IntakeError> {
@@ -122,7 +112,7 @@ impl Intake {
         let mut length = first.len();
         self.check(room, length)?;
         let Some(mut next) = self.piece(body).await? else { return Ok(first) };
-        let mut whole = BytesMut::with_capacity(announced.max(first.len() + next.len()));
+        let mut whole = BytesMut::with_capacity(announced.min(FIRST_CAPACITY).max(first.len() + next.len()));
         whole.extend_from_slice(&first);
         drop(first);
         loop {
@@ -148,7 +138,7 @@ impl Intake {
             match timeout(self.between_chunks, body.frame()).await {
                 Err(_) => return Err(IntakeError::Slow(self.between_chunks)),
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => return Err(IntakeError::Broken(error.to_string())),
+                Ok(Some(Err(error))) => return Err(broken(&error)),
                 Ok(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data()
                         && !data.is_empty()
@@ -165,18 +155,12 @@ fn length(value: &HeaderValue) -> Option<usize> {
     value.to_str().ok()?.parse().ok()
 }
 
-async fn discard(body: &mut Body) {
-    let reading = async {
-        let mut seen = 0;
-        while let Some(Ok(frame)) = body.frame().await {
-            seen += frame.data_ref().map_or(0, Bytes::len);
-            if seen > DISCARDED {
-                return;
-            }
-        }
-    };
-    // Whether it ended or ran out of time makes no difference.
-    _ = timeout(DISCARD_TIME, reading).await;
+fn broken(error: &axum::Error) -> IntakeError {
+    match request_body::cause(error) {
+        Some(BodyError::Late(limit)) => IntakeError::Late(*limit),
+        Some(BodyError::Stopping) => IntakeError::Stopping,
+        Some(BodyError::Broken(_)) | None => IntakeError::Broken(error.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -216,6 +200,31 @@ mod tests {
             assert_eq!(intake.collect(headers, pieces(sizes)).await.unwrap_err(), IntakeError::TooLarge { limit: 100 });
         }
         assert_eq!(intake.held.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_only_announced_keeps_nobody_out() {
+        let intake = intake(100, 100);
+        let mut announced = HeaderMap::new();
+        announced.insert(header::CONTENT_LENGTH, HeaderValue::from_static("100"));
+        let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::convert::Infallible>>());
+        let mut waiting = Box::pin(intake.collect(&announced, silent));
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        let held = intake.collect(&announced, pieces(&[50, 50])).await.unwrap();
+        assert!(intake.metrics.encode().unwrap().contains("lifeboat_held_request_bytes 100\n"));
+        drop((held, waiting));
+        assert!(intake.metrics.encode().unwrap().contains("lifeboat_held_request_bytes 0\n"));
+    }
+
+    #[tokio::test]
+    async fn the_listeners_reason_for_a_cut_body_is_kept() {
+        for (given, expected) in [
+            (BodyError::Stopping, IntakeError::Stopping),
+            (BodyError::Late(Duration::from_secs(7)), IntakeError::Late(Duration::from_secs(7))),
+        ] {
+            let cut = Body::from_stream(futures_util::stream::iter([Err::<Bytes, _>(given)]));
+            assert_eq!(intake(100, 100).collect(&HeaderMap::new(), cut).await.unwrap_err(), expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

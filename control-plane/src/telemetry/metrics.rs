@@ -75,9 +75,14 @@ impl Metrics {
         self.queue_length.get_or_create(&ModelLabels { model: model.to_owned() }).set(waiting);
     }
 
-    /// Sets how many bytes of request bodies are held.
-    pub fn set_held_bytes(&self, bytes: usize) {
-        self.held_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    /// So many more bytes of request bodies are held.
+    pub fn hold_bytes(&self, bytes: usize) {
+        self.held_bytes.inc_by(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// So many fewer are.
+    pub fn release_bytes(&self, bytes: usize) {
+        self.held_bytes.dec_by(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     /// Counts usage events that were dropped.

@@ -18,6 +18,7 @@ mod engines;
 mod gateway;
 mod handover;
 mod limits;
+mod listener;
 mod on_demand;
 mod pull;
 mod real_engine;
