@@ -67,8 +67,7 @@ impl Permit {
             Fault::Connect(_) => Outcome::NoConnection,
             // It was ended by us, or did what it could.
             Fault::Ended | Fault::Cancelled | Fault::TooLong(_) => Outcome::Neutral,
-            Fault::Refused { status, .. } if status.is_client_error() && status.as_u16() != 429 => Outcome::Neutral,
-            Fault::Said(error) if error.status < 500 => Outcome::Neutral,
+            Fault::Refused { .. } | Fault::Said(_) if fault.is_the_clients() => Outcome::Neutral,
             Fault::Said(_) | Fault::Closed(_) | Fault::Torn(_) | Fault::Silent(_) | Fault::Strange(_) | Fault::Refused { .. } => {
                 Outcome::Failed
             }

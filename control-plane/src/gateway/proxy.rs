@@ -86,10 +86,11 @@ impl Fault {
         matches!(self, Self::Closed(_) | Self::Torn(_) | Self::Ended | Self::Silent(_))
     }
 
-    /// Whether the request was at fault, and not the engine.
+    /// Whether the request was at fault, and not the engine, whatever status the engine chose for it.
     pub(in crate::gateway) fn is_the_clients(&self) -> bool {
         match self {
-            Self::Refused { status, .. } => status.is_client_error(),
+            Self::Refused { status, .. } if status.is_client_error() => status.as_u16() != 429,
+            Self::Refused { status, body, .. } => ApiError::from_engine(status.as_u16(), body).status < 500,
             Self::Said(error) => error.status < 500,
             _ => false,
         }

@@ -208,6 +208,9 @@ impl ApiError {
         {
             return Self::context_exceeded(said.n_prompt_tokens, said.n_ctx);
         }
+        if let Some(error) = message.and_then(misused) {
+            return error;
+        }
         let (code, keep_status) = match status {
             401 | 403 if kind != "feature_disabled" && !message_says("does not support") => {
                 let message = "the engine did not accept the key it was given; its row needs the right `api_key`";
@@ -245,6 +248,36 @@ impl ApiError {
         };
         Self { prompt_tokens, context, ..Self::new(ErrorCode::ContextLengthExceeded, message).with_param("messages") }
     }
+}
+
+/// llama-server calls some mistakes of clients its own (500, 501) and names its own flags as their cure.
+fn misused(message: &str) -> Option<ApiError> {
+    let said = message.to_ascii_lowercase();
+    if said.contains("is too large to process") && said.contains("batch size") {
+        // "input (9001 tokens) is too large to process. increase the physical batch size (current batch size: 2048)"
+        let mut numbers = said.split(|letter: char| !letter.is_ascii_digit()).filter_map(|digits| digits.parse::<u64>().ok());
+        let (tokens, most) = (numbers.next(), numbers.next());
+        let words = match (tokens, most) {
+            (Some(tokens), Some(most)) => format!("the input has {tokens} tokens and this row reads at most {most} at once"),
+            _ => "the input is longer than this row can read at once".to_owned(),
+        };
+        let words = words + "; split it, or raise the row's `context`";
+        let error = ApiError::new(ErrorCode::ContextLengthExceeded, words).with_param("input");
+        return Some(ApiError { prompt_tokens: tokens, context: most, ..error });
+    }
+    let input = ["image", "audio", "video"].into_iter().find(|kind| said.contains(&format!("{kind} input is not supported")));
+    if let Some(kind) = input.or_else(|| said.contains("does not support multimodal").then_some("image and audio")) {
+        let words = format!("this model takes no {kind} input; ask a model that does (its row needs the model's projector, `mmproj`)");
+        return Some(ApiError::new(ErrorCode::InvalidRequest, words).with_param("messages"));
+    }
+    let task = match said.split_once("does not support ")?.1 {
+        rest if rest.starts_with("embedding") => "embedding",
+        rest if rest.starts_with("rerank") => "rerank",
+        rest if rest.starts_with("completion") || rest.starts_with("chat") => "chat",
+        _ => return None,
+    };
+    let words = format!("this model's row does another task; a row with `task` set to `{task}` is needed for this endpoint");
+    Some(ApiError::new(ErrorCode::UnsupportedEndpoint, words))
 }
 
 /// What engines put into their error objects, as far as it is used. Every field may be anything.
@@ -334,6 +367,35 @@ mod tests {
         assert_eq!(error.event(Dialect::Ollama), b"{\"error\":\"line one\\nline two\"}\n");
         let anthropic = String::from_utf8(error.event(Dialect::Anthropic)).unwrap();
         assert!(anthropic.starts_with("event: error\ndata: {") && anthropic.contains("\"type\":\"api_error\""));
+    }
+
+    #[test]
+    fn a_clients_mistake_that_an_engine_takes_for_its_own_is_the_clients() {
+        use ErrorCode::{ContextLengthExceeded, InvalidRequest, UnsupportedEndpoint};
+        for (status, message, code, expected, named) in [
+            (
+                500,
+                "input (9001 tokens) is too large to process. increase the physical batch size (current batch size: 2048)",
+                ContextLengthExceeded,
+                400,
+                "`context`",
+            ),
+            (500, "input is too large to process. increase the physical batch size", ContextLengthExceeded, 400, "`context`"),
+            (500, "image input is not supported - hint: you may need to provide the mmproj", InvalidRequest, 400, "`mmproj`"),
+            (500, "audio input is not supported - hint: you may need to provide the mmproj", InvalidRequest, 400, "audio"),
+            (501, "This server does not support multimodal. Start it with `--mmproj`", InvalidRequest, 400, "`mmproj`"),
+            (501, "This server does not support embeddings. Start it with `--embeddings`", UnsupportedEndpoint, 404, "`embedding`"),
+            (501, "This server does not support reranking. Start it with `--reranking`", UnsupportedEndpoint, 404, "`rerank`"),
+            (501, "This server does not support completions. Start it without `--embeddings`", UnsupportedEndpoint, 404, "`chat`"),
+        ] {
+            let body = json!({"error": {"code": status, "message": message, "type": "server_error"}}).to_string();
+            let error = ApiError::from_engine(status, body.as_bytes());
+            assert_eq!((error.code, error.status), (code, expected), "{message}");
+            assert!(error.message.contains(named) && !error.message.contains("--"), "{}", error.message);
+        }
+        let body = br#"{"error":{"message":"input (9001 tokens) is too large to process. increase the physical batch size (current batch size: 2048)"}}"#;
+        let error = ApiError::from_engine(500, body);
+        assert_eq!((error.prompt_tokens, error.context), (Some(9001), Some(2048)));
     }
 
     #[test]

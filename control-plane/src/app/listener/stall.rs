@@ -92,6 +92,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_util::task::TaskTracker;
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -101,14 +102,14 @@ mod tests {
         for taken in [0, 100] {
             let (ours, mut theirs) = tokio::io::duplex(1 << 10);
             let mut ours = Stalling::new(ours, LIMIT);
-            let reading = tokio::spawn(async move {
+            let reading = TaskTracker::new().spawn(async move {
                 loop {
                     tokio::time::sleep(Duration::from_secs(20)).await;
                     theirs.read_exact(&mut vec![0; taken]).await.unwrap();
                 }
             });
             let began = Instant::now();
-            let error = ours.write_all(&[0; 1 << 20]).await.unwrap_err();
+            let error = ours.write_all(&vec![0; 1 << 20]).await.unwrap_err();
             assert_eq!((error.kind(), began.elapsed().as_secs()), (io::ErrorKind::TimedOut, 60));
             reading.abort();
         }
@@ -118,7 +119,7 @@ mod tests {
     async fn a_slow_reader_and_a_pause_with_nothing_to_send_are_no_stall() {
         let (ours, mut theirs) = tokio::io::duplex(32 << 10);
         let mut ours = Stalling::new(ours, LIMIT);
-        let reading = tokio::spawn(async move {
+        let reading = TaskTracker::new().spawn(async move {
             for _ in 0..8 {
                 tokio::time::sleep(Duration::from_secs(50)).await;
                 theirs.read_exact(&mut vec![0; 32 << 10]).await.unwrap();
@@ -126,7 +127,7 @@ mod tests {
             theirs
         });
         for _ in 0..2 {
-            ours.write_all(&[0; 128 << 10]).await.unwrap();
+            ours.write_all(&vec![0; 128 << 10]).await.unwrap();
             ours.flush().await.unwrap();
             tokio::time::sleep(LIMIT * 3).await;
         }
