@@ -26,10 +26,16 @@ import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ANSWER = 8
-SYSTEM = "You are a careful assistant on a lifeboat. " + " ".join(
-    f"Rule {number}: keep the {thing} dry and say where it is kept."
-    for number, thing in enumerate(["flare", "map", "rope", "radio", "water", "bread", "lamp", "oar", "sail", "anchor", "kit", "log"])
-)
+
+def words(generator, count):
+    pool = ["harbour", "signal", "weather", "distance", "engine", "repair", "night", "watch", "current", "island", "depth", "cargo"]
+    return " ".join(generator.choice(pool) for _ in range(count))
+
+
+# Of the same words as the messages, so that tokens and pretended tokens are in one proportion everywhere. Its part of a
+# prompt stays well between the rules' limits (0.5 of what is held, 0.8 of the prompt), or a rule would be told apart from a
+# rounding by nothing.
+SYSTEM = words(random.Random(0), 260)
 
 # Flags: similarity, kv_unified, cache_idle_slots, slots. As in the table of measured launches.
 LAUNCHES = [
@@ -112,11 +118,6 @@ def simulated(options, launch):
     return Engine(command, port)
 
 
-def words(generator, count):
-    pool = ["harbour", "signal", "weather", "distance", "engine", "repair", "night", "watch", "current", "island", "depth", "cargo"]
-    return " ".join(generator.choice(pool) for _ in range(count))
-
-
 def conversations(seed, count, turns, first, further, shuffled):
     """The order of turns, as (conversation, turn), and the user's text of each."""
     generator = random.Random(seed)
@@ -171,7 +172,7 @@ def main():
     workloads = [
         ("two conversations", conversations(1, 2, 3, 130, 8, False), 2),
         ("five conversations, small turns", conversations(2, 5, 4, 130, 8, True), 5),
-        ("five conversations, large turns", conversations(3, 5, 4, 130, 250, True), 5),
+        ("five conversations, large turns", conversations(3, 5, 4, 130, 260, True), 5),
     ][: options.workloads]
     differences = 0
     with tempfile.TemporaryDirectory() as folder:
