@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
+use crate::causes::chain;
 use crate::config::Config;
 use crate::host::instance::Instance;
 use crate::keys::{Keys, LocalToken};
@@ -23,13 +24,16 @@ use crate::lifecycle::Lifecycle;
 use crate::models::Models;
 use crate::security::{self, is_loopback};
 use crate::store::Store;
-use crate::supervisor::failure::chain;
+use crate::supervisor::longest_stop;
 
 pub use error::StartError;
 use parts::Parts;
 
-/// What small tasks get to end after everything else has.
+/// What small tasks, and then the last writes, get to end after everything else has.
 const LAST_TASKS: Duration = Duration::from_secs(5);
+/// What a hard stop may take beyond the time that engines get between signal and kill. A stop always ends: whatever
+/// is stuck by then (a disk, a process that the kernel holds) goes with the process, and guards end the engines.
+const HARD_STOP: Duration = Duration::from_secs(20);
 
 /// How much of a control plane is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,15 +66,17 @@ impl RunningApp {
     pub async fn start(mut config: Config, mode: Mode) -> Result<Self, StartError> {
         let started = Instant::now();
         let instance = Instance::claim(&config.data_dir)?;
-        let store = Store::open(&config.database()).await?;
+        let path = config.database();
+        let failed = |source| StartError::Store { path: path.clone(), source };
+        let store = Store::open(&path).await.map_err(failed)?;
         let listener = bind(&config, &store).await?;
         let address = listener.local_addr().map_err(|source| StartError::Listen { address: config.listen, source })?;
         config.listen = address;
         instance.announce(address).map_err(StartError::DataDir)?;
         let token = LocalToken::create(&config.data_dir).map_err(StartError::DataDir)?;
-        let keys = Keys::load(&store, Some(&token), is_loopback(address.ip())).await?;
+        let keys = Keys::load(&store, Some(&token), is_loopback(address.ip())).await.map_err(failed)?;
 
-        let modes = store.list_pool_modes().await?;
+        let modes = store.list_pool_modes().await.map_err(failed)?;
         let parts = Parts::build(config, store, keys, mode, started);
         for (name, mode) in modes {
             parts.pools.set_mode(&name, crate::routing::Mode::named(&mode));
@@ -101,22 +107,36 @@ impl RunningApp {
         let Self { parts, accepting, lifecycle, _token: token, _instance: instance, .. } = self;
         lifecycle.stop();
         let mut ending = std::pin::pin!(end(&parts, accepting));
-        let supervisor = &parts.config.supervisor;
-        let deadline = parts.config.http.stop_grace.max(supervisor.drain + supervisor.kill_after);
-        if tokio::time::timeout(deadline, ending.as_mut()).await.is_err() {
-            tracing::warn!(deadline_seconds = deadline.as_secs(), "the soft stop took too long, stopping at once");
+        let soft_deadline = parts.config.http.stop_grace.max(longest_stop(&parts.config.supervisor));
+        let ended = tokio::select! {
+            () = ending.as_mut() => true,
+            () = lifecycle.hard.cancelled() => false,
+            () = tokio::time::sleep(soft_deadline) => {
+                tracing::warn!(deadline_seconds = soft_deadline.as_secs(), "the soft stop took too long, stopping at once");
+                false
+            }
+        };
+        if !ended {
             lifecycle.stop_now();
-            ending.await;
+            let last = parts.config.supervisor.kill_after + HARD_STOP;
+            if tokio::time::timeout(last, ending).await.is_err() {
+                tracing::error!(deadline_seconds = last.as_secs(), "not everything could be ended");
+            }
         }
         lifecycle.stop_now();
         lifecycle.tracker.close();
         if tokio::time::timeout(LAST_TASKS, lifecycle.tracker.wait()).await.is_err() {
             tracing::warn!(tasks = lifecycle.tracker.len(), "tasks did not end in time");
         }
-        if let Err(error) = parts.keys.flush(&parts.store).await {
-            tracing::warn!(error = chain(&error), "the last use of keys was not written");
+        let last_writes = async {
+            if let Err(error) = parts.keys.flush(&parts.store).await {
+                tracing::warn!(error = chain(&error), "the last use of keys was not written");
+            }
+            parts.store.close().await;
+        };
+        if tokio::time::timeout(LAST_TASKS, last_writes).await.is_err() {
+            tracing::warn!("the database was not closed in time; what was committed is safe");
         }
-        parts.store.close().await;
         drop(token);
         drop(instance);
         tracing::info!("stopped");
@@ -142,7 +162,8 @@ async fn end(parts: &Parts, accepting: tokio::task::JoinHandle<()>) {
 
 /// Listens, unless that would open this machine to others.
 async fn bind(config: &Config, store: &Store) -> Result<TcpListener, StartError> {
-    let keys_exist = store.list_keys().await?.iter().any(|key| key.revoked_at.is_none());
+    let keys = store.list_keys().await.map_err(|source| StartError::Store { path: config.database(), source })?;
+    let keys_exist = keys.iter().any(|key| key.revoked_at.is_none());
     security::check_listen(config.listen, keys_exist)?;
     listener::bind(config.listen).map_err(|source| StartError::Listen { address: config.listen, source })
 }

@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::Runtime;
 
 use failure::{Failure, Kind};
 use settings::GlobalArgs;
@@ -126,7 +127,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Kind::Failed, "could not start the runtime").caused_by(error))?;
-    let outcome = runtime.block_on(async {
+    run_on(runtime, async {
         match command {
             Command::Up(args) => up::run(&global, *args).await,
             Command::Serve(args) => serve::run(&global, *args).await,
@@ -141,8 +142,30 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
             Command::Chat(args) => chat::run(&global, args).await,
             Command::Version | Command::Completions(_) => Ok(()),
         }
-    });
-    // A thread that waits for a file system must not keep the process from its end.
+    })
+}
+
+/// Runs the work to its end. A thread that still waits for a file system then does not keep the process from its own.
+fn run_on<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
+    let outcome = runtime.block_on(work);
     runtime.shutdown_timeout(LAST_THREADS);
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_waits_for_ever_does_not_keep_the_process() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (never, waits) = std::sync::mpsc::channel::<()>();
+        let (done_tx, done_rx) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            run_on(runtime, async { drop(tokio::task::spawn_blocking(move || waits.recv())) });
+            done_tx.send(()).unwrap();
+        });
+        assert_eq!(done_rx.recv_timeout(LAST_THREADS * 5), Ok(()));
+        drop(never);
+    }
 }

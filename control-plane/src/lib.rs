@@ -3,6 +3,7 @@
 pub mod activator;
 pub mod api;
 pub mod app;
+pub mod causes;
 pub mod cli;
 pub mod config;
 pub mod console;

@@ -34,6 +34,7 @@ use tokio_util::task::TaskTracker;
 
 use self::child::EngineChild;
 pub use self::decide::idle_is_over;
+pub use self::engine::longest_stop;
 use self::task::{End, Order, RowTask, Shared};
 use crate::activator::Activator;
 use crate::config::Config;

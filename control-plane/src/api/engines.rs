@@ -13,9 +13,9 @@ use super::error::{ApiError, ErrorEnvelope};
 use super::extract::{Body, Params};
 use super::page::{Page, PageParams};
 use super::state::ApiState;
+use crate::causes::chain;
 use crate::engines::{CandidateView, EnginesError, InstallRequest, InstalledBuild};
 use crate::jobs::{JobError, JobKind, JobView};
-use crate::supervisor::failure::chain;
 
 /// Which kind of engine.
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]

@@ -10,11 +10,11 @@ use lifeboat_engines::spec::SpecError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::causes::chain;
 use crate::jobs::{Busy, JobError};
 use crate::keys::Denied;
 use crate::security::Refused;
 use crate::store::StoreError;
-use crate::supervisor::failure::chain;
 
 /// What went wrong, for programs (`code`) and people (`message`, `hint`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -124,6 +124,12 @@ impl From<StoreError> for ApiError {
             StoreError::Conflict { .. } => Self::conflict(error.to_string()).hint("read it again, then repeat the edit"),
             StoreError::DiskFull(_) => Self::new(StatusCode::INSUFFICIENT_STORAGE, "disk_full", error.to_string())
                 .hint("free some space on the disk of the data directory; models that run go on serving"),
+            // What the disk says is no secret of ours, and whoever reads it may be the one who can mend it.
+            StoreError::Unusable { .. } | StoreError::Damaged { .. } => {
+                tracing::error!(error = chain(&error), "the database cannot be used");
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "database_unusable", chain(&error))
+                    .hint("see whether the data directory can be written and its disk is well; models that run go on serving")
+            }
             other => Self::internal(&other),
         }
     }

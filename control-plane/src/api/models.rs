@@ -14,10 +14,10 @@ use super::error::{ApiError, ErrorEnvelope};
 use super::extract::{Body, Params};
 use super::page::{Page, PageParams};
 use super::state::ApiState;
+use crate::causes::chain;
 use crate::download::DownloadError;
 use crate::jobs::{JobError, JobKind, JobView};
 use crate::models::{Inspection, LocalModel, ModelFolder, ModelsError};
-use crate::supervisor::failure::chain;
 
 /// Which model.
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]

@@ -1,12 +1,16 @@
 //! Why the control plane does not start, each with its cure.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use crate::host::instance::ClaimError;
 use crate::security::OpenToOthers;
 use crate::store::StoreError;
 
 const FREE_SPACE: &str = "free some space on the disk of the data directory";
+
+const DAMAGED: &str = "put a backup of the file in its place, or move it away: the next start makes a new one, without rows and keys";
+const UNUSABLE: &str = "see whether the data directory and its files can be written, and whether its disk is well";
 
 /// Why the control plane does not start.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +21,15 @@ pub enum StartError {
     /// A file in the data directory cannot be written.
     #[error("could not write into the data directory")]
     DataDir(#[source] std::io::Error),
-    /// The database cannot be opened.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+    /// The database cannot be opened or read.
+    #[error("the database {} cannot be used", path.display())]
+    Store {
+        /// Its file.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: StoreError,
+    },
     /// The address would let strangers in.
     #[error(transparent)]
     OpenToOthers(#[from] OpenToOthers),
@@ -43,11 +53,13 @@ impl StartError {
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
                 Some("another program listens there: choose another address with --listen")
             }
-            Self::Store(StoreError::DiskFull(_)) => Some(FREE_SPACE),
+            Self::Store { source: StoreError::DiskFull(_), .. } => Some(FREE_SPACE),
+            Self::Store { source: StoreError::Damaged { .. }, .. } => Some(DAMAGED),
+            Self::Store { source: StoreError::Unusable { .. } | StoreError::File { .. }, .. } => Some(UNUSABLE),
             Self::DataDir(source) | Self::Claim(ClaimError::Io { source, .. }) if source.kind() == std::io::ErrorKind::StorageFull => {
                 Some(FREE_SPACE)
             }
-            Self::Claim(_) | Self::DataDir(_) | Self::Store(_) | Self::Listen { .. } => None,
+            Self::Claim(_) | Self::DataDir(_) | Self::Store { .. } | Self::Listen { .. } => None,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::activator::Activator;
 use crate::api;
 use crate::api::servers::feed;
 use crate::api::state::{ApiDeps, ApiState};
+use crate::causes::chain;
 use crate::config::Config;
 use crate::download::Downloads;
 use crate::engines::Engines;
@@ -28,7 +29,6 @@ use crate::reconciler::driver::Driver;
 use crate::recorder::{Recorder, Retention};
 use crate::registry::Registry;
 use crate::store::Store;
-use crate::supervisor::failure::chain;
 use crate::supervisor::{Deps, Supervisor};
 use crate::telemetry::metrics::Metrics;
 

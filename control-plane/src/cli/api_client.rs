@@ -154,6 +154,11 @@ fn refusal(status: StatusCode, body: &Value) -> Failure {
     };
     let error = &body["error"];
     let message = error["message"].as_str().map_or_else(|| format!("the server answered {status}"), str::to_owned);
+    // The server's log tells more than it shows, under this id.
+    let message = match error["request_id"].as_str() {
+        Some(id) if status.is_server_error() => format!("{message} (request id {id})"),
+        _ => message,
+    };
     let failure = Failure::new(kind, message);
     match error["hint"].as_str() {
         Some(hint) => failure.hint(hint),
@@ -172,6 +177,13 @@ mod tests {
         for (status, code) in [(400, 7), (401, 6), (403, 6), (404, 4), (409, 5), (412, 5), (422, 7), (500, 1), (503, 1)] {
             assert_eq!(refusal(StatusCode::from_u16(status).unwrap(), &Value::Null).kind().code(), code, "{status}");
         }
+    }
+
+    #[test]
+    fn a_failure_of_the_server_is_shown_with_the_id_its_log_has() {
+        let body = json!({"error": {"message": "something went wrong inside", "request_id": "r-1"}});
+        assert_eq!(refusal(StatusCode::INTERNAL_SERVER_ERROR, &body).to_string(), "something went wrong inside (request id r-1)");
+        assert_eq!(refusal(StatusCode::CONFLICT, &body).to_string(), "something went wrong inside");
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+use crate::causes::causes;
+
 /// Reasons a script can tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -123,7 +125,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 fn render(error: &anyhow::Error, json: bool) -> String {
     let hint = find(error).and_then(|failure| failure.hint.as_deref());
-    let causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
+    let causes = causes(error.as_ref());
     if json {
         let body = json!({"error": {"code": kind_of(error).as_str(), "message": error.to_string(), "causes": causes, "hint": hint}});
         return format!("{body}\n");

@@ -10,8 +10,9 @@ use std::time::Duration;
 use lifeboat_engines::catalog::SourceBuild;
 use lifeboat_engines::host::HostFacts;
 
-use super::error::{blocking, reason};
+use super::error::blocking;
 use super::unpack::{CAPS, unpack};
+use crate::causes::chain;
 use crate::host::spawn;
 use crate::host::tool::{self, ToolEvent};
 use crate::progress::ProgressSender;
@@ -39,7 +40,7 @@ pub(super) async fn run(
     let (archive, unpacked, folder) = (archive.to_owned(), tree.clone(), source.folder.clone());
     let sources = blocking(move || {
         fs::create_dir(&unpacked).map_err(|error| format!("cannot create {}: {error}", unpacked.display()))?;
-        unpack(&archive, &unpacked, CAPS).map_err(|error| reason(&error))?;
+        unpack(&archive, &unpacked, CAPS).map_err(|error| chain(&error))?;
         find_tree(&unpacked, &folder).ok_or_else(|| format!("there is no folder {folder} with a build file in the archive"))
     })
     .await
@@ -76,7 +77,7 @@ async fn step(name: &str, command: tokio::process::Command, stall: Duration, mut
         false
     })
     .await
-    .map_err(|error| reason(&error))?;
+    .map_err(|error| chain(&error))?;
     if output.status.success() {
         return Ok(());
     }

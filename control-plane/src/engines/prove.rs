@@ -15,8 +15,8 @@ use rand::RngExt;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::error::reason;
 use super::inspect::Death;
+use crate::causes::chain;
 use crate::config::Config;
 use crate::host::{files, instance, ports, process};
 use crate::models::{LocalModel, Models};
@@ -60,7 +60,7 @@ pub(super) async fn model(models: &Models, progress: &ProgressSender) -> Result<
         return Ok(model);
     }
     let fetched = models.ensure(FALLBACK_MODEL, progress).await;
-    fetched.map_err(|error| format!("there is no model to prove it with, and {FALLBACK_MODEL} cannot be had: {}", reason(&error)))
+    fetched.map_err(|error| format!("there is no model to prove it with, and {FALLBACK_MODEL} cannot be had: {}", chain(&error)))
 }
 
 /// Where the guard of a proof keeps its record, inside the folder of the proof's traces.
@@ -70,7 +70,7 @@ pub(super) fn run_folder(traces: &Path) -> PathBuf {
 
 /// Starts the build (whose paths are real by now) and asks it for a token. `folder` takes its traces.
 pub(super) async fn run(build: &Build, model: &LocalModel, host: &HostFacts, config: &Config, folder: &Path) -> Result<Passed, NotProved> {
-    let not_tried = |error: &(dyn std::error::Error + 'static)| NotProved::NotTried(reason(error));
+    let not_tried = |error: &(dyn std::error::Error + 'static)| NotProved::NotTried(chain(error));
     let adapter = adapter(build.engine);
     let spec = spec(build.engine, model);
     let resolved = adapter.resolve(&spec, Some(&model.facts), &host.usable_by(build)).map_err(|error| not_tried(&error))?;
@@ -103,7 +103,7 @@ pub(super) async fn run(build: &Build, model: &LocalModel, host: &HostFacts, con
     })
     .await
     // A program that cannot even be executed is the build's fault, and its cause names it.
-    .map_err(|error| NotProved::Broken(reason(&error)))?;
+    .map_err(|error| NotProved::Broken(chain(&error)))?;
 
     let target = Target {
         scheme: http::uri::Scheme::HTTP,
@@ -162,7 +162,7 @@ async fn watch(child: &EngineChild, adapter: &dyn EngineAdapter, target: &Target
     let body = Bytes::from(json!({ "prompt": "Once", "max_tokens": 1, "stream": false }).to_string());
     let answer = probe::post(target, "/v1/completions", body, limit)
         .await
-        .map_err(|error| NotProved::Broken(format!("it loaded the model and gave no token: {}", reason(&error))))?;
+        .map_err(|error| NotProved::Broken(format!("it loaded the model and gave no token: {}", chain(&error))))?;
     if answer.status != 200 {
         let said = String::from_utf8_lossy(&answer.body).chars().take(200).collect::<String>();
         return Err(NotProved::Broken(format!("it loaded the model and answered {} to a request for a token: {said}", answer.status)));

@@ -354,7 +354,7 @@ impl Body for ReplyBody {
                         continue;
                     }
                     Poll::Ready(Some(Err(error))) => {
-                        tracing::warn!(request.id = this.meter.request_id(), server.id = ?this.permit.as_ref().map(|permit| permit.row.id), error = %super::proxy::describe(&error), "an engine's reply broke off");
+                        tracing::warn!(request.id = this.meter.request_id(), server.id = ?this.permit.as_ref().map(|permit| permit.row.id), error = %crate::causes::chain(&error), "an engine's reply broke off");
                         if let Err(error) = this.cut(&Fault::Torn(String::new())) {
                             return Poll::Ready(Some(Err(error)));
                         }

@@ -8,7 +8,6 @@ mod client;
 mod connector;
 pub(in crate::gateway) mod outgoing;
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use self::client::{Clients, Tasks};
 use self::connector::Connector;
 use self::outgoing::{Outgoing, Segments};
+use crate::causes::chain;
 use crate::config::GatewayConfig;
 use crate::registry::Endpoint;
 
@@ -97,18 +97,6 @@ impl Fault {
     }
 }
 
-/// A chain of errors as one line.
-pub(super) fn describe(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
-}
-
 /// A reply whose first piece is here.
 #[derive(Debug)]
 pub(in crate::gateway) struct Reply {
@@ -171,7 +159,7 @@ impl Proxy {
     }
 
     async fn exchange(&self, endpoint: &Endpoint, outgoing: &Outgoing, path: &'static str, body: Segments) -> Result<Reply, Fault> {
-        let uri = outgoing.uri(endpoint, path).map_err(|error| Fault::Connect(describe(&error)))?;
+        let uri = outgoing.uri(endpoint, path).map_err(|error| Fault::Connect(chain(&error)))?;
         let response = self.clients.send(&endpoint.scheme, &|| outgoing.request(&uri, endpoint, &body)).await?;
         drop(body);
         endpoint.load.moved();
@@ -227,7 +215,7 @@ impl Proxy {
             let Some(frame) = frame else { return Ok(None) };
             endpoint.load.moved();
             // Trailers are not passed on.
-            if let Ok(data) = frame.map_err(|error| Fault::Torn(describe(&error)))?.into_data() {
+            if let Ok(data) = frame.map_err(|error| Fault::Torn(chain(&error)))?.into_data() {
                 return Ok(Some(data));
             }
         }
@@ -238,7 +226,7 @@ impl Proxy {
         loop {
             match body.frame().await {
                 None => return Err(Fault::Torn("the stream ended before its first event".into())),
-                Some(Err(error)) => return Err(Fault::Torn(describe(&error))),
+                Some(Err(error)) => return Err(Fault::Torn(chain(&error))),
                 Some(Ok(frame)) => {
                     endpoint.load.moved();
                     if let Ok(data) = frame.into_data()

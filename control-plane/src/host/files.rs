@@ -1,9 +1,11 @@
 //! Small private files that replace each other whole: records and secrets of running processes.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 /// Writes a file that only its owner can read. A reader sees the old content or the new one, never a part.
 ///
@@ -27,6 +29,15 @@ pub fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Opens a regular file to read it. A pipe, a device or a folder is refused: opening or reading one may wait for ever,
+/// and with it the thread and the end of the process.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // Not to wait is said at the open itself, so that what changes under the path between two calls cannot matter.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")) }
+}
+
 /// Creates a folder, and those above it, that only their owner can enter. One that is there stays as it is.
 pub fn create_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
@@ -45,6 +56,19 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened_and_nothing_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plain, pipe) = (dir.path().join("plain"), dir.path().join("pipe"));
+        fs::write(&plain, b"x").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert!(open_regular(&plain).is_ok());
+        for special in [pipe.as_path(), Path::new("/dev/zero"), dir.path()] {
+            assert_eq!(open_regular(special).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{}", special.display());
+        }
+        assert_eq!(open_regular(&dir.path().join("absent")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn a_private_file_is_replaced_whole_and_closed_to_others() {

@@ -112,17 +112,6 @@ pub enum ModelsError {
     Lost,
 }
 
-/// An error and all its causes in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
-}
-
 impl ModelsError {
     /// A failed file operation.
     pub(super) fn io(doing: &'static str, path: &Path, cause: io::Error) -> Self {

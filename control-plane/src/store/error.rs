@@ -7,9 +7,15 @@ use sqlx::migrate::MigrateError;
 use crate::ids::Generation;
 
 /// `SQLITE_FULL`.
-const FULL: &str = "13";
+const FULL: u32 = 13;
 /// `SQLITE_IOERR_SHMSIZE`: the WAL index could not grow, which is how a full disk shows first.
-const SHARED_MEMORY_FULL: &str = "4874";
+const SHARED_MEMORY_FULL: u32 = 4874;
+/// The primary code in an extended one.
+const PRIMARY: u32 = 0xff;
+/// `SQLITE_PERM`, `SQLITE_READONLY`, `SQLITE_IOERR`, `SQLITE_CANTOPEN`.
+const UNUSABLE: [u32; 4] = [3, 8, 10, 14];
+/// `SQLITE_CORRUPT`, `SQLITE_NOTADB`.
+const DAMAGED: [u32; 2] = [11, 26];
 
 /// What can go wrong with the database.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +31,24 @@ pub enum StoreError {
     /// The disk is full; serving goes on.
     #[error("the disk is full, nothing was written")]
     DiskFull(#[source] sqlx::Error),
+    /// The disk or the system does not let the database be read or written.
+    #[error("the database cannot be used ({doing})")]
+    Unusable {
+        /// What was being done.
+        doing: &'static str,
+        /// Cause.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// The file is no database, or a damaged one.
+    #[error("the database is damaged ({doing})")]
+    Damaged {
+        /// What was being done.
+        doing: &'static str,
+        /// Cause.
+        #[source]
+        source: sqlx::Error,
+    },
     /// The schema could not be brought up to date.
     #[error("database: bringing the schema up to date")]
     Migrate(#[source] MigrateError),
@@ -70,7 +94,12 @@ pub enum StoreError {
 impl StoreError {
     /// For `map_err`: a full disk is told apart, the rest keeps what was being done.
     pub(super) fn sql(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
-        move |source| if is_full(&source) { Self::DiskFull(source) } else { Self::Sql { doing, source } }
+        move |source| match code(&source) {
+            Some(FULL | SHARED_MEMORY_FULL) => Self::DiskFull(source),
+            Some(code) if UNUSABLE.contains(&(code & PRIMARY)) => Self::Unusable { doing, source },
+            Some(code) if DAMAGED.contains(&(code & PRIMARY)) => Self::Damaged { doing, source },
+            _ => Self::Sql { doing, source },
+        }
     }
 
     /// A line of the request log that cannot be read.
@@ -81,7 +110,9 @@ impl StoreError {
     /// For `map_err` of migrations.
     pub(super) fn migrate(error: MigrateError) -> Self {
         match error {
-            MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) if is_full(&source) => Self::DiskFull(source),
+            MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) if code(&source).is_some_and(is_the_files) => {
+                Self::sql("bringing the schema up to date")(source)
+            }
             other => Self::Migrate(other),
         }
     }
@@ -93,7 +124,12 @@ impl StoreError {
     }
 }
 
-fn is_full(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-    matches!(code.as_deref(), Some(FULL | SHARED_MEMORY_FULL))
+/// Whether a code tells of the file or its disk, and not of a statement.
+fn is_the_files(code: u32) -> bool {
+    matches!(code, FULL | SHARED_MEMORY_FULL) || UNUSABLE.contains(&(code & PRIMARY)) || DAMAGED.contains(&(code & PRIMARY))
+}
+
+/// SQLite's own code, extended.
+fn code(error: &sqlx::Error) -> Option<u32> {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code)?.parse().ok()
 }

@@ -160,6 +160,20 @@ async fn a_row_somebody_broke_by_hand_is_named() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_database_and_one_that_cannot_be_written_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lifeboat.db");
+    std::fs::write(&path, "no database ".repeat(1000)).unwrap();
+    let error = Store::open(&path).await.unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+    assert_eq!(crate::causes::chain(&error).matches("file is not a database").count(), 1, "{}", crate::causes::chain(&error));
+    let (_dir, store) = self::store().await;
+    sqlx::query("PRAGMA query_only = 1").execute(&store.writer).await.unwrap();
+    let error = store.create_server(&spec("one")).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unusable { .. }), "{error:?}");
+}
+
+#[tokio::test]
 async fn keys_are_kept_by_their_hash_and_listed_after_they_are_revoked() {
     let (dir, store) = store().await;
     let key = generate("laptop", &[Scope::Admin, Scope::Inference], KeyLimits::default());

@@ -12,13 +12,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::child::{EngineChild, Exit};
-use super::failure::{Failure, chain, spoken};
+use super::child::{EngineChild, Exit, SECOND_SIGNAL};
+use super::failure::{Failure, spoken};
 use super::logs::Tail;
 use super::probe::{self, Target};
 use super::publisher::Publisher;
 use super::run_note::RunNote;
 use super::stall::{Look, Movement};
+use crate::causes::chain;
 use crate::config::SupervisorConfig;
 use crate::host::facts;
 use crate::progress::Progress;
@@ -307,6 +308,11 @@ impl Engine {
         }
         self.child.kill().await
     }
+}
+
+/// The longest that an orderly end of an engine takes: what [`Engine::stop`] waits for, step by step.
+pub const fn longest_stop(config: &SupervisorConfig) -> Duration {
+    config.drain.saturating_add(DROP_CONNECTIONS).saturating_add(config.kill_after).saturating_add(SECOND_SIGNAL)
 }
 
 /// The loopback address of an engine.

@@ -12,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::Deps;
 use super::engine::bearer;
-use super::failure::{Failure, chain};
+use super::failure::Failure;
 use super::probe::{self, Target};
 use super::publisher::Publisher;
+use crate::causes::chain;
 use crate::host::facts;
 use crate::host::http::Http;
 use crate::registry::{Dialects, Endpoint, PromptCache, RowLoad, RowState};

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use lifeboat_engines::sizing::SizingError;
 
+use crate::causes::chain;
+
 /// How soon another try makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -44,18 +46,6 @@ impl Failure {
         };
         Self { kind: Kind::Refused, reason }
     }
-}
-
-/// An error and all its causes on one line.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 /// A time as people say it: `2 s`, `5 min`.

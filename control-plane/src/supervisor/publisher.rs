@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Deps;
-use super::failure::chain;
+use crate::causes::chain;
 use crate::ids::Generation;
 use crate::progress::Progress;
 use crate::registry::{Demand, Endpoint, RowStatus, RowView};

@@ -184,3 +184,29 @@ fn up_with_a_model_that_cannot_be_served_ends_with_the_reason_and_leaves_no_row(
     }
     assert_eq!(text(&run(&app, &["server", "list", "--json"]).stdout), "[]\n");
 }
+
+#[tokio::test]
+async fn a_command_means_the_server_it_names_and_no_other() {
+    let app = TestApp::start().await;
+    let id = app.create_sim_row("foo", &[]).await;
+    let elsewhere = format!("127.0.0.1:{}", crate::support::free_port());
+    let output = run(&app, &["--listen", &elsewhere, "server", "delete", "foo"]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains(&app.authority()), "the hint names the one that runs: {}", text(&output.stderr));
+    assert_eq!(app.row(&id).await["model_name"], "foo");
+}
+
+#[test]
+fn a_damaged_database_is_named_with_its_path_and_the_cure() {
+    let app = TestApp::prepare("");
+    let path = app.data_dir().join("lifeboat.db");
+    std::fs::write(&path, "no database ".repeat(1000)).unwrap();
+    for arguments in [&["serve"][..], &["server", "list"]] {
+        let output = run(&app, arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(path.to_str().unwrap()), "{said}");
+        assert_eq!(said.matches("file is not a database").count(), 1, "{said}");
+        assert!(said.contains("hint: put a backup"), "{said}");
+    }
+}

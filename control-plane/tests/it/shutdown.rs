@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::Instant;
@@ -21,6 +21,24 @@ async fn a_stop_leaves_nothing_not_even_grandchildren_and_stubborn_engines() {
         assert!(status.success(), "{status}");
         assert_eq!(app.processes(), []);
     }
+}
+
+#[tokio::test]
+async fn a_pipe_or_a_device_as_a_model_is_refused_and_keeps_nothing_from_its_end() {
+    let mut app = TestApp::start().await;
+    let pipe = app.scratch().join("pipe.gguf");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    for path in [pipe.to_str().unwrap(), "/dev/zero", "/proc/self/mem"] {
+        let route = format!("/api/models/inspect?source={path}");
+        let inspected = app.call(Method::GET, &route, None);
+        let (status, reply) = tokio::time::timeout(STEP, inspected).await.expect("nothing waits for a pipe");
+        assert_eq!((status, &reply["error"]["code"]), (StatusCode::UNPROCESSABLE_ENTITY, &json!("not_a_model")), "{path}: {reply}");
+    }
+    let id = app.create_row(&json!({"model_name": "chat", "engine": "llama_cpp", "model": pipe})).await;
+    app.wait_row(&id, "the row says why it cannot serve", STEP, |row| row["state"] == "failed").await;
+    let start = Instant::now();
+    assert!(app.stop().success());
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

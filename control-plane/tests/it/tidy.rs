@@ -23,6 +23,7 @@ const GENERATED: [&str; 1] = ["console-ui/src/api/schema.d.ts"];
 /// The first group are leaves that hold plain types or doors to the machine. A new edge is a decision: it is
 /// written here in the change that needs it.
 const EDGES: &[(&str, &[&str])] = &[
+    ("causes", &[]),
     ("ids", &[]),
     ("progress", &[]),
     ("activator", &[]),
@@ -43,14 +44,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("recorder", &["host", "ids", "keys", "route_trace", "store", "telemetry"]),
     ("guard", &["host"]),
     // A build is proved by an engine process that is watched as any other: `supervisor::{child, probe, stall}`.
-    ("engines", &["config", "download", "guard", "host", "jobs", "models", "progress", "store", "supervisor"]),
-    ("models", &["config", "download", "host", "jobs", "progress", "store"]),
-    ("supervisor", &["activator", "config", "engines", "guard", "host", "ids", "models", "progress", "registry", "store"]),
-    ("reconciler", &["activator", "config", "host", "ids", "registry", "store", "supervisor"]),
+    ("engines", &["causes", "config", "download", "guard", "host", "jobs", "models", "progress", "store", "supervisor"]),
+    ("models", &["causes", "config", "download", "host", "jobs", "progress", "store"]),
+    ("supervisor", &["activator", "causes", "config", "engines", "guard", "host", "ids", "models", "progress", "registry", "store"]),
+    ("reconciler", &["activator", "causes", "config", "host", "ids", "registry", "store", "supervisor"]),
     (
         "gateway",
         &[
             "activator",
+            "causes",
             "config",
             "host",
             "ids",
@@ -68,6 +70,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "api",
         &[
             "activator",
+            "causes",
             "config",
             "download",
             "engines",

@@ -15,9 +15,10 @@ use hyper_util::client::legacy::{self, Client, connect::Connect};
 use hyper_util::rt::TokioTimer;
 use tokio_util::task::TaskTracker;
 
+use super::Fault;
 use super::connector::{Answered, Connector};
 use super::outgoing::Segments;
-use super::{Fault, describe};
+use crate::causes::chain;
 
 /// Idle connections are given up before llama-server closes them at 5 s.
 const POOL_IDLE: Duration = Duration::from_secs(4);
@@ -74,7 +75,7 @@ fn was_reused(error: &legacy::Error) -> bool {
 }
 
 fn fault(error: &legacy::Error) -> Fault {
-    if error.is_connect() { Fault::Connect(describe(error)) } else { Fault::Closed(describe(error)) }
+    if error.is_connect() { Fault::Connect(chain(error)) } else { Fault::Closed(chain(error)) }
 }
 
 /// Both schemes.
