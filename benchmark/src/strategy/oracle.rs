@@ -2,7 +2,8 @@
 //! sends, and chooses the slot itself. What it reaches is what a router can hope for; it knows nothing of the future.
 //!
 //! It sends a request to where its first token comes soonest: what a row reads before it, what is left of the prompt to
-//! read, and a charge for what is pushed out. If that is a row without a free slot, the request waits here.
+//! read, a charge for what is pushed out and, the busier the rows are, one for reading at all. If that is a row without a
+//! free slot, the request waits here.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,11 +12,21 @@ use lifeboat::sim_engine::model::{BlockPool, CacheSetup, EngineSetup, Sequence, 
 use super::{Dispatch, Outcome, Question, Strategy};
 
 /// Weight of what others lose, against what this request gains.
-const LOSS: f64 = 0.5;
+const LOSS: f64 = 1.0;
+/// Seconds over which the share of busy slots is smoothed.
+const HEAT_SECONDS: f64 = 5.0;
+/// The price of reading, at most, as a multiple of the time it takes.
+const MOST_PRICE: f64 = 4.0;
 /// Seconds in which the chance that a conversation goes on halves.
-const RETURN_HALF_LIFE: f64 = 600.0;
+const RETURN_HALF_LIFE: f64 = 5.0;
 /// What a sequence costs that can be fetched back from host memory, as a part of reading it.
 const FETCH_BACK: f64 = 0.1;
+/// A prompt that keeps at least this part of a sequence goes on with it.
+const GOES_ON: f64 = 0.9;
+/// Weight of the conversations that live on a row.
+const PLACEMENT: f64 = 0.05;
+/// Seconds without a turn after which a conversation is taken for ended.
+const LIVES_SECONDS: f64 = 60.0;
 /// Weight of the newest in the mean time a request keeps its slot.
 const WEIGHT: f64 = 0.1;
 
@@ -38,6 +49,7 @@ struct Row<S> {
 
 #[derive(Debug)]
 struct Flight<S> {
+    session: u64,
     row: usize,
     slot: usize,
     prompt: S,
@@ -45,18 +57,42 @@ struct Flight<S> {
     since: f64,
 }
 
+/// Where a conversation lives.
+#[derive(Debug)]
+struct Home {
+    row: usize,
+    tokens: f64,
+    busy: bool,
+    seen: f64,
+}
+
 #[derive(Debug)]
 struct Waiting<S> {
+    session: u64,
+    since: f64,
     id: u64,
     prompt: S,
     output: u32,
+}
+
+/// A slot for a prompt.
+#[derive(Debug, Clone, Copy)]
+struct Offer {
+    /// The slot to ask for; `None` = the engine chooses.
+    wanted: Option<usize>,
+    /// The slot it is going to be.
+    slot: usize,
+    /// Tokens found there.
+    found: f64,
+    /// Tokens that others have to read again for it.
+    lost: f64,
 }
 
 /// Where the first token of a prompt comes soonest.
 struct Best {
     row: usize,
     /// `None` = no slot is free there now.
-    slot: Option<usize>,
+    offer: Option<Offer>,
     cost: f64,
 }
 
@@ -66,9 +102,19 @@ pub struct Oracle<S> {
     rows: Vec<Row<S>>,
     flights: HashMap<u64, Flight<S>>,
     waiting: VecDeque<Waiting<S>>,
+    homes: HashMap<u64, Home>,
     speed: Speed,
     service: f64,
     turn: usize,
+    /// Share of busy slots, smoothed.
+    heat: f64,
+    seen: f64,
+}
+
+/// Tokens that the owner of a sequence has to read again if this prompt takes its place.
+fn lost_to_owner<S: Sequence>(held: &S, prompt: &S) -> f64 {
+    let (tokens, common) = (held.tokens() as f64, held.common_prefix(prompt) as f64);
+    if common >= tokens * GOES_ON { tokens - common } else { tokens }
 }
 
 impl<S: Sequence + Clone> Oracle<S> {
@@ -83,38 +129,76 @@ impl<S: Sequence + Clone> Oracle<S> {
             rows: (0..rows).map(|_| row()).collect(),
             flights: HashMap::new(),
             waiting: VecDeque::new(),
+            homes: HashMap::new(),
             speed: engine.speed,
             service: 2.0,
             turn: 0,
+            heat: 0.0,
+            seen: 0.0,
         }
+    }
+
+    /// What reading costs beyond its own time: it holds up everybody else in the row, and where slots are scarce everybody
+    /// behind them.
+    fn price(&self) -> f64 {
+        (self.heat * self.heat / (1.0 - self.heat).max(1e-3)).min(MOST_PRICE)
+    }
+
+    /// Notes how many slots are busy.
+    fn observe(&mut self, now: f64) {
+        let slots: usize = self.rows.iter().map(|row| row.busy.len()).sum();
+        let share = self.flights.len() as f64 / slots.max(1) as f64;
+        let weight = 1.0 - (-(now - self.seen).max(0.0) / HEAT_SECONDS).exp();
+        self.heat += weight * (share - self.heat);
+        self.seen = now;
     }
 
     fn reading(&self, tokens: f64) -> f64 {
         tokens * self.speed.prefill_micros / 1e6
     }
 
-    /// The best slot of a row: tokens found in it, and what is lost to others, in tokens.
-    fn best_slot(row: &Row<S>, prompt: &S, now: f64) -> Option<(usize, f64, f64)> {
+    /// The best slot of a row.
+    fn best_slot(row: &Row<S>, prompt: &S, now: f64) -> Option<Offer> {
         let idle = || (0..row.busy.len()).filter(|slot| !row.busy[*slot]);
         match &row.cache {
-            Cache::Pool(pool) => idle().next().map(|slot| (slot, pool.peek(prompt) as f64, 0.0)),
+            Cache::Pool(pool) => idle().next().map(|slot| Offer { wanted: None, slot, found: pool.peek(prompt) as f64, lost: 0.0 }),
             Cache::Slots(slots, host) => {
-                let offer = |slot| {
-                    let found = slots.peek(prompt, slot)? as f64;
-                    let held = slots.held(slot).map_or(0, Sequence::tokens);
-                    let common = slots.held(slot).map_or(0, |held| held.common_prefix(prompt));
-                    let lost = (held - common) as f64;
+                let offer = |wanted: Option<usize>| {
+                    let (slot, found) = slots.peek(prompt, wanted)?;
                     let chance = 0.5_f64.powf((now - row.used[slot]) / RETURN_HALF_LIFE);
-                    let kept = if held <= *host { FETCH_BACK } else { 1.0 };
-                    Some((slot, found, lost * chance * kept))
+                    let held = slots.held(slot);
+                    let common = held.map_or(0, |held| held.common_prefix(prompt));
+                    // What is fetched from host memory for a prompt that does not go on with it is lost to its owner.
+                    let fetched = if found > common { slots.host().better(held, prompt) } else { None };
+                    let stolen = fetched.map_or(0.0, |entry| lost_to_owner(entry, prompt));
+                    let loss = match held {
+                        None => 0.0,
+                        // It is not saved: a stranger takes all of it, for what both begin with cannot be in two slots.
+                        Some(held) if fetched.is_none() && common >= held.tokens().div_ceil(2) => lost_to_owner(held, prompt) * chance,
+                        Some(held) if held.tokens() <= *host => {
+                            (held.tokens() as f64).mul_add(FETCH_BACK, slots.host().pushed_out_by(held) as f64) * chance
+                        }
+                        Some(held) => held.tokens() as f64 * chance,
+                    };
+                    Some(Offer { wanted, slot, found: found as f64, lost: loss + stolen })
                 };
-                // Of equal ones the slot not used for longest.
-                idle().filter_map(offer).min_by(|one, two| {
-                    let worth = |offer: &(usize, f64, f64)| LOSS.mul_add(offer.2, -offer.1);
-                    worth(one).total_cmp(&worth(two)).then(slots.released(one.0).cmp(&slots.released(two.0)))
+                // Of equal ones the slot not used for longest; and the engine's own choice, which alone fetches into an empty slot.
+                idle().map(Some).chain([None]).filter_map(offer).min_by(|one, two| {
+                    let worth = |offer: &Offer| LOSS.mul_add(offer.lost, -offer.found);
+                    worth(one).total_cmp(&worth(two)).then(slots.released(one.slot).cmp(&slots.released(two.slot)))
                 })
             }
         }
+    }
+
+    /// Tokens of the conversations that live on each row.
+    fn living(&mut self, now: f64) -> Vec<f64> {
+        self.homes.retain(|_, home| home.busy || now - home.seen < LIVES_SECONDS);
+        let mut tokens = vec![0.0; self.rows.len()];
+        for home in self.homes.values() {
+            tokens[home.row] += home.tokens;
+        }
+        tokens
     }
 
     /// Tokens a row without a free slot will have of a prompt.
@@ -125,43 +209,55 @@ impl<S: Sequence + Clone> Oracle<S> {
         }
     }
 
-    fn choose(&self, prompt: &S, now: f64) -> Option<Best> {
+    fn choose(&mut self, request: &Waiting<S>, now: f64) -> Option<Best> {
+        let living = self.living(now);
+        let home = self.homes.get(&request.session).map(|home| home.row);
+        let prompt = &request.prompt;
         let length = prompt.tokens() as f64;
+        let price = self.price();
+        // To read all of it elsewhere would have taken as long by now.
+        let impatient = now - request.since > (1.0 + price) * self.reading(length);
         let mut best: Option<Best> = None;
         for step in 0..self.rows.len() {
             let at = (self.turn + step) % self.rows.len();
             let row = &self.rows[at];
             let busy = row.busy.iter().filter(|busy| **busy).count() as f64;
             let step_seconds = self.speed.decode_micros / 1e6;
-            let (slot, cost) = if let Some((slot, found, lost)) = Self::best_slot(row, prompt, now) {
-                let read = self.reading(row.pending + length - found + LOSS * lost);
-                (Some(slot), (step_seconds * self.speed.batch_slowdown).mul_add(busy, read))
+            let (offer, cost) = if let Some(offer) = Self::best_slot(row, prompt, now) {
+                // A conversation that is new here comes to stay: rows are to be filled evenly.
+                let crowd = if home == Some(at) { 0.0 } else { living[at] * PLACEMENT };
+                let read = self.reading(row.pending + (1.0 + price) * (length - offer.found) + LOSS * offer.lost + crowd);
+                (Some(offer), (step_seconds * self.speed.batch_slowdown).mul_add(busy, read))
             } else {
                 let wait = f64::from(1 + row.waiters) * self.service / row.busy.len() as f64;
-                (None, wait + self.reading(length - Self::later(row, prompt)))
+                (None, if impatient { f64::INFINITY } else { 0.0 } + wait + (1.0 + price) * self.reading(length - Self::later(row, prompt)))
             };
             if best.as_ref().is_none_or(|best| cost < best.cost - 1e-9) {
-                best = Some(Best { row: at, slot, cost });
+                best = Some(Best { row: at, offer, cost });
             }
         }
         best
     }
 
-    fn send(&mut self, request: Waiting<S>, row: usize, slot: usize, now: f64) -> Option<Dispatch> {
-        let Waiting { id, prompt, output } = request;
+    fn send(&mut self, request: Waiting<S>, row: usize, offer: Offer, now: f64) -> Option<Dispatch> {
+        let Waiting { session, id, prompt, output, .. } = request;
         let limit = output as usize;
         let state = &mut self.rows[row];
-        let (found, steered) = match &mut state.cache {
-            Cache::Slots(slots, _) => (slots.launch(&prompt, Some(slot), limit, true, true)?.cached, Some(slot)),
+        let (slot, found) = match &mut state.cache {
+            Cache::Slots(slots, _) => {
+                let placed = slots.launch(&prompt, offer.wanted, limit, true, true)?;
+                (placed.slot, placed.cached)
+            }
             // A pool that is full queues for itself; what it finds then is close to what is there now.
-            Cache::Pool(pool) => (pool.launch(slot, &prompt, limit, true).unwrap_or_else(|| pool.peek(&prompt)), None),
+            Cache::Pool(pool) => (offer.slot, pool.launch(offer.slot, &prompt, limit, true).unwrap_or_else(|| pool.peek(&prompt))),
         };
         let unread = (prompt.tokens() - found) as f64;
         state.busy[slot] = true;
         state.pending += unread;
         self.turn = (row + 1) % self.rows.len();
-        self.flights.insert(id, Flight { row, slot, prompt, unread, since: now });
-        Some(Dispatch { id, row, slot: steered })
+        self.homes.insert(session, Home { row, tokens: prompt.tokens() as f64, busy: true, seen: now });
+        self.flights.insert(id, Flight { session, row, slot, prompt, unread, since: now });
+        Some(Dispatch { id, row, slot: offer.wanted })
     }
 
     /// Sends whoever is best served by a row that has room, oldest first.
@@ -171,9 +267,9 @@ impl<S: Sequence + Clone> Oracle<S> {
         }
         for _ in 0..self.waiting.len() {
             let Some(request) = self.waiting.pop_front() else { break };
-            match self.choose(&request.prompt, now) {
-                Some(Best { row, slot: Some(slot), .. }) => sent.extend(self.send(request, row, slot, now)),
-                Some(Best { row, slot: None, .. }) => {
+            match self.choose(&request, now) {
+                Some(Best { row, offer: Some(offer), .. }) => sent.extend(self.send(request, row, offer, now)),
+                Some(Best { row, offer: None, .. }) => {
                     self.rows[row].waiters += 1;
                     self.waiting.push_back(request);
                 }
@@ -185,7 +281,14 @@ impl<S: Sequence + Clone> Oracle<S> {
 
 impl<S: Sequence + Clone + Send> Strategy<S> for Oracle<S> {
     fn arrive(&mut self, question: &Question<'_, S>, now: f64, sent: &mut Vec<Dispatch>) {
-        self.waiting.push_back(Waiting { id: question.id, prompt: question.prompt.clone(), output: question.output });
+        self.observe(now);
+        self.waiting.push_back(Waiting {
+            session: question.session,
+            since: now,
+            id: question.id,
+            prompt: question.prompt.clone(),
+            output: question.output,
+        });
         self.hand_out(now, sent);
     }
 
@@ -196,7 +299,11 @@ impl<S: Sequence + Clone + Send> Strategy<S> for Oracle<S> {
     }
 
     fn done(&mut self, id: u64, outcome: &Outcome, now: f64, sent: &mut Vec<Dispatch>) {
+        self.observe(now);
         let Some(flight) = self.flights.remove(&id) else { return };
+        if let Some(home) = self.homes.get_mut(&flight.session) {
+            (home.busy, home.seen) = (false, now);
+        }
         let row = &mut self.rows[flight.row];
         row.pending = (row.pending - flight.unread).max(0.0);
         row.busy[flight.slot] = false;

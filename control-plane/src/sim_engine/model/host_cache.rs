@@ -44,6 +44,24 @@ impl<S: Sequence + Clone> HostCache<S> {
         self.entries.is_empty()
     }
 
+    /// Tokens of the entries that saving this one would push out.
+    pub fn pushed_out_by(&self, sequence: &S) -> usize {
+        let tokens = sequence.tokens();
+        if tokens > self.limit || self.entries.iter().any(|entry| entry.common_prefix(sequence) == tokens) {
+            return 0;
+        }
+        let staying = || self.entries.iter().filter(|entry| entry.common_prefix(sequence) < entry.tokens()).map(Sequence::tokens);
+        let needed = (staying().sum::<usize>() + tokens).saturating_sub(self.limit);
+        let mut gone = 0;
+        for entry in staying() {
+            if gone >= needed {
+                break;
+            }
+            gone += entry;
+        }
+        gone
+    }
+
     /// Saves a copy; the tokens copied, 0 where nothing was to be saved.
     pub fn save(&mut self, sequence: &S) -> usize {
         let tokens = sequence.tokens();

@@ -87,13 +87,13 @@ impl<S: Sequence + Clone> SlotCache<S> {
         &self.host
     }
 
-    /// Tokens a prompt would find in this slot if it was given it now; `None` while the slot is busy.
-    pub fn peek(&self, prompt: &S, slot: usize) -> Option<usize> {
-        let Choice { slot, exchange } = self.choose(prompt, Some(slot))?;
+    /// The slot a prompt would get if it came now, and the tokens it would find there; `None` = it would have to wait.
+    pub fn peek(&self, prompt: &S, wanted: Option<usize>) -> Option<(usize, usize)> {
+        let Choice { slot, exchange } = self.choose(prompt, wanted)?;
         let held = self.slots[slot].held.as_ref();
         let better = if exchange { self.host.better(held, prompt) } else { None };
         let common = better.or(held).map_or(0, |held| held.common_prefix(prompt));
-        Some(common.min(prompt.tokens().saturating_sub(1)))
+        Some((slot, common.min(prompt.tokens().saturating_sub(1))))
     }
 
     /// When a slot was released, by count; 0 = never.
@@ -294,15 +294,24 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_that_is_not_wanted_fetches_even_where_it_is_empty() {
+        let mut cache = launched(2, 0.8, false, false);
+        serve(&mut cache, &turn(1, 1), Some(0));
+        serve(&mut cache, &turn(2, 1), Some(0));
+        assert_eq!(cache.peek(&turn(1, 2), Some(1)), Some((1, 0)));
+        assert_eq!(serve(&mut cache, &turn(1, 2), None), (492, 22));
+    }
+
+    #[test]
     fn a_peek_tells_what_a_launch_finds() {
         let mut cache = launched(2, 0.8, false, false);
         for conversation in 1..=4 {
             serve(&mut cache, &turn(conversation, 1), None);
         }
-        for (conversation, slot) in [(4, 0), (1, 1), (3, 0), (9, 1), (2, 0)] {
+        for (conversation, wanted) in [(4, Some(0)), (1, Some(1)), (3, None), (9, Some(1)), (2, None)] {
             let prompt = turn(conversation, 2);
-            let peeked = cache.peek(&prompt, slot).unwrap();
-            assert_eq!(serve(&mut cache, &prompt, Some(slot)).0, peeked, "{conversation} in {slot}");
+            let (_, peeked) = cache.peek(&prompt, wanted).unwrap();
+            assert_eq!(serve(&mut cache, &prompt, wanted).0, peeked, "{conversation} in {wanted:?}");
         }
     }
 
