@@ -15,10 +15,10 @@ UI_SOURCES := $(UI)/package.json $(UI)/package-lock.json $(UI)/index.html $(UI)/
 UI_MODULES := $(UI)/node_modules/.package-lock.json
 UI_DIST := $(UI)/dist/index.html
 
-.PHONY: help build up test lint console console-test sqlx openapi acceptance clean need-cargo need-npm
+.PHONY: help build up test lint console console-test sqlx openapi acceptance benchmark-router clean need-cargo need-npm
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 build: need-cargo $(UI_DIST) ## Build target/release/lifeboat with the console inside
 	$(CARGO) build --release --locked --package lifeboat
@@ -61,6 +61,11 @@ acceptance: build ## Measure a release build: cached start, memory, throughput, 
 	cd control-plane/tests/acceptance && for script in cached_start memory throughput disk_full; do \
 		echo "== $$script"; python3 $$script.py || failed="$$failed $$script"; done; \
 		if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+benchmark-router: build ## Compare the router with nginx, sglang-router and vllm-router (installs them; wants an idle machine)
+	$(CARGO) build --release --locked --package lifeboat-bench
+	benchmark/comparison/setup.sh target/peers
+	python3 benchmark/comparison/router.py $(ARGS)
 
 clean: ## Remove what was built
 	rm -rf $(UI)/dist $(UI)/node_modules

@@ -20,6 +20,12 @@ const DEFAULT_SLOTS: u32 = 4;
 const DEFAULT_CONTEXT: u32 = 4096;
 /// What the process takes: a few megabytes, rounded up.
 const MEMORY_BYTES: u64 = 16 << 20;
+/// What a remembered token really takes: four bytes of text, and what text costs around it, rounded up.
+const BYTES_PER_TOKEN: u64 = 64;
+/// `--cache-ram` where the row does not say, MiB.
+const DEFAULT_CACHE_RAM: u64 = 8192;
+/// `--kv-bytes-per-token` where the row does not say.
+const DEFAULT_KV_BYTES: u64 = 131_072;
 
 /// What follows a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +89,10 @@ impl EngineAdapter for Sim {
     fn resolve(&self, spec: &EngineSpec, _model: Option<&ModelFacts>, _host: &HostFacts) -> Result<Resolved, SizingError> {
         let slots = spec.slots.unwrap_or(DEFAULT_SLOTS);
         let context = spec.context.unwrap_or(DEFAULT_CONTEXT);
+        let remembered = u64::from(context) * u64::from(slots) * BYTES_PER_TOKEN;
+        let host_tokens = (flag(spec, "--cache-ram").unwrap_or(DEFAULT_CACHE_RAM) << 20)
+            / flag(spec, "--kv-bytes-per-token").unwrap_or(DEFAULT_KV_BYTES).max(1);
+        let host_cache_mib = (host_tokens * BYTES_PER_TOKEN).div_ceil(1 << 20);
         let said = |given: bool| if given { "as the row says" } else { "the simulated engine's default" };
         Ok(Resolved {
             task: spec.task.unwrap_or(Task::Chat),
@@ -92,14 +102,20 @@ impl EngineAdapter for Sim {
             gpu_layers: None,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
-            host_cache_mib: 0,
+            host_cache_mib: u32::try_from(host_cache_mib).unwrap_or(u32::MAX),
             context_checkpoints: 0,
             pooling: None,
-            memory: MemoryNeed { compute_bytes: MEMORY_BYTES, ..MemoryNeed::default() },
+            memory: MemoryNeed {
+                compute_bytes: MEMORY_BYTES,
+                kv_bytes: remembered,
+                host_cache_bytes: host_cache_mib << 20,
+                ..MemoryNeed::default()
+            },
             arithmetic: vec![
                 format!("slots {slots}: {}", said(spec.slots.is_some())),
                 format!("context {context} per slot: {}", said(spec.context.is_some())),
-                "memory 17 MB: the process alone, no model is loaded".into(),
+                format!("memory: 17 MB for the process and {BYTES_PER_TOKEN} bytes for a token of {slots} x {context}, no model is loaded"),
+                format!("host cache: {host_tokens} tokens by --cache-ram and --kv-bytes-per-token, really {host_cache_mib} MiB"),
             ],
         })
     }
@@ -136,6 +152,12 @@ impl EngineAdapter for Sim {
         let (_, rest) = line.split_once("load progress: ")?;
         rest.trim_end().strip_suffix('%')?.parse::<f32>().ok().map(|percent| percent / 100.0)
     }
+}
+
+/// The number behind a flag of the row.
+fn flag(spec: &EngineSpec, name: &str) -> Option<u64> {
+    let at = spec.extra_args.iter().position(|argument| argument == name)?;
+    spec.extra_args.get(at + 1)?.parse().ok()
 }
 
 /// Each flag known, once, with what is to follow it.
@@ -235,6 +257,21 @@ mod tests {
         let args = plan.args.join(" ");
         assert_eq!(args, "sim-engine --port 4000 --slots 4 --context 4096 --model chat --load-ms 5");
         assert!(plan.env.contains(&("LIFEBOAT_SIM_API_KEY".into(), "secret".into())));
+    }
+
+    #[test]
+    fn the_host_cache_is_as_many_tokens_as_the_flags_say() {
+        let host = crate::sizing::tests::host(8, 4);
+        for (arguments, tokens) in [
+            (&[][..], 65_536_u64),
+            (&["--cache-ram", "2048"], 16_384),
+            (&["--cache-ram", "0"], 0),
+            (&["--kv-bytes-per-token", "65536"], 131_072),
+        ] {
+            let resolved = Sim.resolve(&with_args(arguments), None, &host).unwrap();
+            let per_token = resolved.memory.kv_bytes / (u64::from(resolved.context) * u64::from(resolved.slots));
+            assert_eq!((u64::from(resolved.host_cache_mib) << 20) / per_token, tokens, "{arguments:?}");
+        }
     }
 
     #[test]
