@@ -228,11 +228,11 @@ impl Row {
         let chance = sequence.regret(now) / sequence.tokens.max(1.0) * if found.session { SESSION_CHANCE } else { 1.0 };
         let own = found.turn || found.session;
         match place {
+            // A stranger that begins alike gets nothing of a living conversation: all of them would gather where one began.
+            Place::Idle(_) | Place::Busy(_) if !own && chance > 0.0 => None,
             Place::Idle(slot) if room => {
                 let saved = cached < sequence.tokens * SAVED_BELOW;
-                // A stranger that begins alike takes the whole of it from its owner, not only what follows.
-                let taken = if own { dropped } else { sequence.tokens };
-                let displaced = taken * chance * if saved { FETCH_BACK } else { 1.0 };
+                let displaced = dropped * chance * if saved { FETCH_BACK } else { 1.0 };
                 Some(Offer { slot: Some(slot), sequence: own.then_some(sequence.serial), cached, displaced, must_wait: false })
             }
             Place::Host if room => {
@@ -248,7 +248,8 @@ impl Row {
                     slot: Some(victim.slot),
                     sequence: Some(sequence.serial),
                     cached: worth,
-                    displaced: victim.displaced,
+                    // Once fetched it is gone for whoever it belonged to.
+                    displaced: victim.displaced + if own { 0.0 } else { sequence.tokens * chance },
                     must_wait: false,
                 })
             }
