@@ -70,8 +70,8 @@ impl Config {
 pub struct HttpConfig {
     /// Open connections at once; further ones wait to be accepted. Default 1024.
     pub max_connections: usize,
-    /// Open connections of one peer address (an IPv6 /64 is one); further ones are closed at once. This machine itself may
-    /// have seven eighths of `max_connections`. Default 256.
+    /// Open connections of one peer address (an IPv6 /64 is one); further ones are closed at once. This machine itself is
+    /// bound by `max_connections` alone. Default 256.
     pub max_connections_per_peer: usize,
     /// Headers of one request. Default 100.
     pub max_headers: usize,

@@ -79,13 +79,14 @@ where
         };
         match accepted {
             Ok((stream, peer)) => {
+                // Before it enters: it must not be the one that gives way to itself.
+                if places.available_permits() == 0 {
+                    doors.make_room();
+                }
                 let Some(visit) = doors.enter(peer.ip()) else {
                     tracing::debug!(%peer, "a connection was closed at once: its peer has as many as it may");
                     continue;
                 };
-                if places.available_permits() == 0 {
-                    doors.make_room();
-                }
                 let place = tokio::select! {
                     () = lifecycle.soft.cancelled() => break,
                     place = Arc::clone(&places).acquire_owned() => place,

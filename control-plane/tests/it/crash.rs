@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use crate::support::{STEP, SseStream, TestApp, send_signal, sim_row};
 
+/// A stream whose engine dies ends there; going on with it is another test's matter.
+const NO_RESUME: &str = "[gateway]\nresumes = 0\n";
+
 /// Settings that make a death show within seconds.
 const QUICK: &str = "
 [supervisor]
@@ -55,7 +58,7 @@ async fn an_engine_killed_while_idle_is_started_again() {
 
 #[tokio::test]
 async fn an_engine_killed_in_a_stream_ends_that_stream_as_failed_and_is_started_again() {
-    let app = TestApp::start_with(QUICK).await;
+    let app = TestApp::start_with(&format!("{QUICK}{NO_RESUME}")).await;
     let id = app.ready_sim_row("chat", &["--tokens", "100000", "--decode-us-per-token", "20000"]).await;
     let old = pid(&app.row(&id).await);
     let (status, mut stream) = app.chat_stream("chat", "hello", json!({})).await;
@@ -84,7 +87,7 @@ async fn an_engine_stopped_by_a_signal_is_replaced_though_its_process_lives() {
 
 #[tokio::test]
 async fn exit_code_zero_is_also_a_death() {
-    let app = TestApp::start_with(QUICK).await;
+    let app = TestApp::start_with(&format!("{QUICK}{NO_RESUME}")).await;
     let id = app.ready_sim_row("chat", &[]).await;
     let old = pid(&app.row(&id).await);
     let (status, stream) = app.chat_stream("chat", "bye", json!({"sim_fault": "exit-zero"})).await;
@@ -97,7 +100,7 @@ async fn exit_code_zero_is_also_a_death() {
 
 #[tokio::test]
 async fn an_engine_whose_health_answers_while_its_decoding_is_dead_is_replaced() {
-    let app = TestApp::start_with(QUICK).await;
+    let app = TestApp::start_with(&format!("{QUICK}{NO_RESUME}")).await;
     let id = app.ready_sim_row("chat", &[]).await;
     let old = pid(&app.row(&id).await);
     let (status, stream) = app.chat_stream("chat", "hello", json!({"sim_fault": "hang@2"})).await;
