@@ -4,6 +4,7 @@
 //! None starts or stops an engine by itself, none touches the hot path. The `OpenAPI` document is made from the
 //! same annotations that register the routes, so it cannot forget one.
 
+mod document;
 pub mod edge;
 pub mod engines;
 pub mod error;

@@ -64,6 +64,17 @@ impl Config {
     }
 }
 
+/// Reads an address to listen on: an IP address, or `localhost`, and a port. No other name is looked up, because what
+/// it means is not ours to decide.
+pub fn read_address(text: &str) -> Result<SocketAddr, String> {
+    let plain = text.strip_prefix("localhost:").map(|port| format!("{}:{port}", std::net::Ipv4Addr::LOCALHOST));
+    plain.as_deref().unwrap_or(text).parse().map_err(|_| {
+        format!(
+            "`{text}` is no address to listen on: write an IP address or localhost, and a port, for example 127.0.0.1:4180 or [::1]:4180"
+        )
+    })
+}
+
 /// Limits of the listener and of the REST API.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]

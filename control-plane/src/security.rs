@@ -26,6 +26,9 @@ pub enum Refused {
     /// The request names a host we do not answer for.
     #[error("this server does not answer for the host `{0}`")]
     Host(String),
+    /// The request names more than one host, so whoever stands between may have believed in the other one.
+    #[error("the request has more than one `Host` header")]
+    TwoHosts,
     /// The request comes from a web page that is not ours.
     #[error("the origin `{0}` may not call this server")]
     Origin(String),
@@ -36,6 +39,7 @@ impl Refused {
     pub const fn status(&self) -> StatusCode {
         match self {
             Self::Host(_) => StatusCode::MISDIRECTED_REQUEST,
+            Self::TwoHosts => StatusCode::BAD_REQUEST,
             Self::Origin(_) => StatusCode::FORBIDDEN,
         }
     }
@@ -44,6 +48,7 @@ impl Refused {
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Host(_) => "call it by its address, or start it with --allowed-host <name>",
+            Self::TwoHosts => "send one",
             Self::Origin(_) => "start it with --allowed-origin <origin>",
         }
     }
@@ -86,6 +91,9 @@ impl Rules {
 
     /// Checks a request's head.
     pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refused> {
+        if headers.get_all(http::header::HOST).iter().nth(1).is_some() {
+            return Err(Refused::TwoHosts);
+        }
         let host = uri.authority().map_or_else(|| text(headers.get(http::header::HOST)), Authority::as_str);
         if !self.answers_for(host) {
             return Err(Refused::Host(host.to_owned()));
@@ -159,6 +167,16 @@ mod tests {
             headers.insert("origin", origin.parse().unwrap());
         }
         rules.check(&Uri::from_static("/v1/models"), &headers)
+    }
+
+    #[test]
+    fn a_request_with_two_hosts_is_refused_whichever_they_are() {
+        let mut headers = HeaderMap::new();
+        headers.append("host", HeaderValue::from_static("127.0.0.1"));
+        headers.append("host", HeaderValue::from_static("127.0.0.1"));
+        let checked = rules("127.0.0.1:4180", &[], &[]).check(&Uri::from_static("/v1/models"), &headers);
+        assert_eq!(checked, Err(Refused::TwoHosts));
+        assert_eq!(Refused::TwoHosts.status(), StatusCode::BAD_REQUEST);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::spec::Build;
 pub struct Diagnosis {
     /// What happened.
     pub cause: String,
-    /// What to do.
+    /// What to do; empty where nobody recognised the cause.
     pub hint: String,
     /// This build cannot work on this host: the next candidate is worth trying, a restart is not.
     pub wrong_build: bool,

@@ -52,12 +52,11 @@ pub fn check_common(spec: &EngineSpec) -> Result<(), SpecError> {
 
 fn check_name(field: &'static str, name: &str) -> Result<(), SpecError> {
     let length = name.chars().count();
-    if name.trim().is_empty() || length > MAX_NAME_CHARS {
-        return Err(refuse(
-            field,
-            format!("has {length} characters; 1 to {MAX_NAME_CHARS} are allowed"),
-            "choose a shorter name that is not blank",
-        ));
+    if name.trim().is_empty() {
+        return Err(refuse(field, "is blank", "give it a name; any script, `/`, `:` and inner spaces are fine"));
+    }
+    if length > MAX_NAME_CHARS {
+        return Err(refuse(field, format!("has {length} characters; at most {MAX_NAME_CHARS} are allowed"), "choose a shorter name"));
     }
     if name.trim() != name || name.starts_with('-') || name.chars().any(char::is_control) {
         return Err(refuse(
@@ -108,7 +107,9 @@ fn check_total_context(spec: &EngineSpec) -> Result<(), SpecError> {
 fn check_devices(spec: &EngineSpec) -> Result<(), SpecError> {
     let Some(devices) = &spec.devices else { return Ok(()) };
     let named = |name: &String| {
-        (1..=64).contains(&name.len()) && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_:.-".contains(letter))
+        (1..=64).contains(&name.len())
+            && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_:.-".contains(letter))
     };
     if devices.is_empty() || devices.len() > MAX_DEVICES || !devices.iter().all(named) {
         return Err(refuse(
@@ -221,6 +222,11 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_blank_name_is_called_blank() {
+        assert_eq!(refused(|spec| spec.model_name = " ".into(), "sim").to_string(), "model_name: is blank");
+    }
+
+    #[test]
     fn aliases_are_distinct_and_at_most_32() {
         assert_eq!(refused(|spec| spec.aliases = vec!["a".into(), "a".into()], "sim").field, "aliases");
         assert_eq!(refused(|spec| spec.aliases = vec!["chat".into()], "sim").field, "aliases");
@@ -264,6 +270,8 @@ pub(crate) mod tests {
     #[test]
     fn device_names_are_plain_words() {
         assert_eq!(refused(|spec| spec.devices = Some(vec![]), "llama_cpp").field, "devices");
-        assert_eq!(refused(|spec| spec.devices = Some(vec!["CUDA0,CUDA1".into()]), "llama_cpp").field, "devices");
+        for name in ["CUDA0,CUDA1", "--help", "-", ""] {
+            assert_eq!(refused(|spec| spec.devices = Some(vec![name.into()]), "llama_cpp").field, "devices", "{name}");
+        }
     }
 }

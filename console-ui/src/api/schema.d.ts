@@ -649,6 +649,8 @@ export interface components {
         };
         /** @description A key that was just created. */
         CreatedKey: components["schemas"]["Key"] & {
+            /** @description What changes with it for those who have none, where something does. */
+            hint?: string | null;
             /** @description The key itself. It is not shown again. */
             key: string;
         };

@@ -35,7 +35,8 @@ fn announced(request: &Request) -> Option<u64> {
     request.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-fn too_large(limit: usize) -> ApiError {
+/// A body that is too large, announced or read.
+pub fn too_large(limit: usize) -> ApiError {
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", format!("the body is larger than the limit of {limit} bytes"))
         .hint("`http.max_api_body_bytes` sets it")
 }

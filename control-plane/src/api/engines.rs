@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::StatusCode;
 use lifeboat_engines::spec::EngineKind;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::{ApiError, ErrorEnvelope};
-use super::extract::{Body, Params};
+use super::extract::{Body, Name, Params};
 use super::page::{Page, PageParams};
 use super::state::ApiState;
 use crate::causes::chain;
@@ -34,7 +34,7 @@ const fn llama_cpp() -> EngineKind {
 /// Every build that is here, failed ones included.
 #[utoipa::path(get, path = "/engines", tag = "engines", params(PageParams), responses((status = 200, body = Page<InstalledBuild>)))]
 pub async fn list_engines(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<InstalledBuild>>, ApiError> {
-    Ok(Json(Page::cut(state.engines.list().await?, &page, |installed| installed.build.id.clone())))
+    Ok(Json(Page::cut(state.engines.list().await?, &page, |installed| installed.build.id.clone())?))
 }
 
 /// Every way to get a build, best first, each that is not taken with its reason.
@@ -76,7 +76,7 @@ pub async fn install_engine(
     post, path = "/engines/{id}/activate", tag = "engines", params(("id" = String, Path, description = "Id of the build")),
     responses((status = 200, body = InstalledBuild), (status = 404, body = ErrorEnvelope), (status = 409, body = ErrorEnvelope))
 )]
-pub async fn activate_engine(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<InstalledBuild>, ApiError> {
+pub async fn activate_engine(State(state): State<ApiState>, Name(id): Name) -> Result<Json<InstalledBuild>, ApiError> {
     Ok(Json(state.engines.activate(&id).await?))
 }
 
@@ -94,7 +94,7 @@ pub async fn rollback_engine(State(state): State<ApiState>, Body(of): Body<Engin
     delete, path = "/engines/{id}", tag = "engines", params(("id" = String, Path, description = "Id of the build")),
     responses((status = 204), (status = 404, body = ErrorEnvelope), (status = 409, body = ErrorEnvelope))
 )]
-pub async fn remove_engine(State(state): State<ApiState>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub async fn remove_engine(State(state): State<ApiState>, Name(id): Name) -> Result<StatusCode, ApiError> {
     let rows = state.store.list_servers().await?.into_iter();
     let pinned_by: Vec<String> = rows.filter(|row| row.spec.engine_build.as_ref() == Some(&id)).map(|row| row.spec.model_name).collect();
     state.engines.remove(&id, &pinned_by).await?;

@@ -68,6 +68,13 @@ impl ApiError {
         self
     }
 
+    /// Says that the field at fault lies below another one.
+    #[must_use]
+    pub fn below(mut self, parent: &str) -> Self {
+        self.field = self.field.map(|field| format!("{parent}.{field}"));
+        self
+    }
+
     /// Adds the cure.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -155,7 +162,10 @@ impl From<Denied> for ApiError {
             Denied::Unknown => (StatusCode::UNAUTHORIZED, "key_invalid"),
             Denied::Scope => (StatusCode::FORBIDDEN, "key_scope"),
         };
-        Self::new(status, code, denied.to_string()).hint("send a key with the scope this needs as `Authorization: Bearer lb_…`")
+        Self::new(status, code, denied.to_string()).hint(
+            "send a key with the scope this needs as `Authorization: Bearer lb_…`; on the machine of the server, \
+             `lifeboat key create NAME --scope admin` needs none and makes one",
+        )
     }
 }
 
@@ -163,6 +173,7 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         let code = match refused {
             Refused::Host(_) => "host_not_allowed",
+            Refused::TwoHosts => "invalid_request",
             Refused::Origin(_) => "origin_not_allowed",
         };
         Self::new(refused.status(), code, refused.to_string()).hint(refused.hint())

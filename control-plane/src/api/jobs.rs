@@ -1,19 +1,19 @@
 //! Long work over REST: where it stands, and breaking it off.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::StatusCode;
 
 use super::error::{ApiError, ErrorEnvelope};
-use super::extract::Params;
+use super::extract::{Name, Params};
 use super::page::{Page, PageParams};
 use super::state::ApiState;
 use crate::jobs::JobView;
 
 /// Jobs at work and those that ended lately, oldest first.
 #[utoipa::path(get, path = "/jobs", tag = "jobs", params(PageParams), responses((status = 200, body = Page<JobView>)))]
-pub async fn list_jobs(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Json<Page<JobView>> {
-    Json(Page::cut(state.jobs.list(), &page, |job| job.id.to_string()))
+pub async fn list_jobs(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<JobView>>, ApiError> {
+    Page::cut(state.jobs.list(), &page, |job| job.id.to_string()).map(Json)
 }
 
 /// One job.
@@ -21,7 +21,7 @@ pub async fn list_jobs(State(state): State<ApiState>, Params(page): Params<PageP
     get, path = "/jobs/{id}", tag = "jobs", params(("id" = String, Path, description = "Id of the job")),
     responses((status = 200, body = JobView), (status = 404, body = ErrorEnvelope))
 )]
-pub async fn find_job(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<JobView>, ApiError> {
+pub async fn find_job(State(state): State<ApiState>, Name(id): Name) -> Result<Json<JobView>, ApiError> {
     let job = id.parse().ok().and_then(|id| state.jobs.find(id));
     job.map(Json).ok_or_else(|| ApiError::not_found("job", &id))
 }
@@ -31,7 +31,7 @@ pub async fn find_job(State(state): State<ApiState>, Path(id): Path<String>) -> 
     delete, path = "/jobs/{id}", tag = "jobs", params(("id" = String, Path, description = "Id of the job")),
     responses((status = 202), (status = 404, body = ErrorEnvelope))
 )]
-pub async fn cancel_job(State(state): State<ApiState>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub async fn cancel_job(State(state): State<ApiState>, Name(id): Name) -> Result<StatusCode, ApiError> {
     let cancelled = id.parse().is_ok_and(|id| state.jobs.cancel(id));
     if cancelled { Ok(StatusCode::ACCEPTED) } else { Err(ApiError::not_found("job", &id)) }
 }

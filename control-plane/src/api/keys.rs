@@ -2,7 +2,7 @@
 //! for the next request; what runs goes on.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::error::{ApiError, ErrorEnvelope};
-use super::extract::{Body, Params, not_readable};
+use super::extract::{Body, Name, Params, read};
 use super::merge::merge;
 use super::page::{Page, PageParams};
 use super::state::ApiState;
@@ -52,6 +52,8 @@ pub struct Key {
 pub struct CreatedKey {
     /// The key itself. It is not shown again.
     pub key: String,
+    /// What changes with it for those who have none, where something does.
+    pub hint: Option<String>,
     /// What is kept of it.
     #[serde(flatten)]
     pub stored: Key,
@@ -89,7 +91,7 @@ fn inference_only() -> Vec<Scope> {
 /// All keys, oldest first, revoked ones included.
 #[utoipa::path(get, path = "/keys", tag = "keys", params(PageParams), responses((status = 200, body = Page<Key>)))]
 pub async fn list_keys(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<Key>>, ApiError> {
-    let page = Page::cut(state.store.list_keys().await?, &page, |row| row.id.to_string());
+    let page = Page::cut(state.store.list_keys().await?, &page, |row| row.id.to_string())?;
     let data = page.data.into_iter().map(|row| shown(&state, row)).collect();
     Ok(Json(Page { data, next_cursor: page.next_cursor }))
 }
@@ -105,11 +107,15 @@ pub async fn create_key(State(state): State<ApiState>, Body(wanted): Body<Create
         return Err(invalid("scopes", "scopes: a key without a scope could do nothing").hint("use \"inference\", \"admin\" or both"));
     }
     check_limits(&wanted.limits)?;
+    let first = state.store.list_keys().await?.iter().all(|row| row.revoked_at.is_some());
     let created = generate(name, &wanted.scopes, wanted.limits);
     state.store.create_key(&created.row).await?;
     state.keys.reload(&state.store).await?;
     tracing::info!(key.id = %created.row.id, key.name = name, "created an API key");
-    Ok((StatusCode::CREATED, Json(CreatedKey { key: created.secret, stored: shown(&state, created.row) })))
+    Ok((
+        StatusCode::CREATED,
+        Json(CreatedKey { key: created.secret, hint: first.then(|| first_key(&wanted.scopes)), stored: shown(&state, created.row) }),
+    ))
 }
 
 /// Changes the name or the limits of a key at once.
@@ -117,7 +123,7 @@ pub async fn create_key(State(state): State<ApiState>, Body(wanted): Body<Create
     patch, path = "/keys/{id}", tag = "keys", params(("id" = String, Path, description = "Id of the key")), request_body = EditKey,
     responses((status = 200, body = Key), (status = 404, body = ErrorEnvelope), (status = 422, body = ErrorEnvelope))
 )]
-pub async fn update_key(State(state): State<ApiState>, Path(id): Path<String>, Body(change): Body<EditKey>) -> Result<Json<Key>, ApiError> {
+pub async fn update_key(State(state): State<ApiState>, Name(id): Name, Body(change): Body<EditKey>) -> Result<Json<Key>, ApiError> {
     let missing = || ApiError::not_found("living key", &id);
     let parsed: Uuid = id.parse().map_err(|_| missing())?;
     let found = state.store.list_keys().await?.into_iter().find(|row| row.id == parsed && row.revoked_at.is_none());
@@ -128,7 +134,7 @@ pub async fn update_key(State(state): State<ApiState>, Path(id): Path<String>, B
     if let Some(patch) = change.limits {
         let mut merged = serde_json::to_value(&row.limits).map_err(|error| ApiError::internal(&error))?;
         merge(&mut merged, Value::Object(patch));
-        row.limits = serde_json::from_value(merged).map_err(|error| not_readable(&error))?;
+        row.limits = read(merged).map_err(|error| error.below("limits"))?;
         check_limits(&row.limits)?;
     }
     if !state.store.update_key(parsed, &row.name, &row.limits).await? {
@@ -144,7 +150,7 @@ pub async fn update_key(State(state): State<ApiState>, Path(id): Path<String>, B
     delete, path = "/keys/{id}", tag = "keys", params(("id" = String, Path, description = "Id of the key")),
     responses((status = 204), (status = 404, body = ErrorEnvelope), (status = 409, body = ErrorEnvelope))
 )]
-pub async fn revoke_key(State(state): State<ApiState>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub async fn revoke_key(State(state): State<ApiState>, Name(id): Name) -> Result<StatusCode, ApiError> {
     let missing = || ApiError::not_found("living key", &id);
     let parsed: Uuid = id.parse().map_err(|_| missing())?;
     let living: Vec<_> = state.store.list_keys().await?.into_iter().filter(|row| row.revoked_at.is_none()).collect();
@@ -161,6 +167,15 @@ pub async fn revoke_key(State(state): State<ApiState>, Path(id): Path<String>) -
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// What the first key changes.
+fn first_key(scopes: &[Scope]) -> String {
+    let every = "this is the first key: every call needs one from now on";
+    if scopes.contains(&Scope::Admin) {
+        return every.to_owned();
+    }
+    format!("{every}, and this one may not call /api; `lifeboat key create NAME --scope admin` on this machine makes one that may")
+}
+
 fn invalid(field: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_field", message).field(field)
 }
@@ -174,7 +189,7 @@ fn checked_name(name: &str) -> Result<&str, ApiError> {
 }
 
 fn check_limits(limits: &KeyLimits) -> Result<(), ApiError> {
-    limits.check().map_err(|(field, why)| invalid(field, format!("{field}: {why}")))
+    limits.check().map_err(|(field, why)| invalid(field, format!("{field}: {why}")).below("limits"))
 }
 
 fn shown(state: &ApiState, row: KeyRow) -> Key {

@@ -42,7 +42,7 @@ pub struct FolderPath {
 /// Every complete model: those pulled, then those of the registered folders.
 #[utoipa::path(get, path = "/models", tag = "models", params(PageParams), responses((status = 200, body = Page<LocalModel>)))]
 pub async fn list_models(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<Arc<LocalModel>>>, ApiError> {
-    Ok(Json(Page::cut(state.models.list().await?, &page, |model| model.source.clone())))
+    Ok(Json(Page::cut(state.models.list().await?, &page, |model| model.source.clone())?))
 }
 
 /// Pulls a model: a job that goes on where an earlier one stopped. Done at once if the model is here.

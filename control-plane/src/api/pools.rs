@@ -56,12 +56,12 @@ fn pool(state: &ApiState, name: &str) -> Option<Pool> {
 
 /// All pools, by name.
 #[utoipa::path(get, path = "/pools", tag = "pools", params(PageParams), responses((status = 200, body = Page<Pool>)))]
-pub async fn list_pools(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Json<Page<Pool>> {
+pub async fn list_pools(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<Pool>>, ApiError> {
     let snapshot = state.registry.snapshot();
     let mut names: Vec<_> = snapshot.by_name.keys().cloned().collect();
     names.sort_unstable();
     let pools: Vec<_> = names.iter().filter_map(|name| pool(&state, name)).collect();
-    Json(Page::cut(pools, &page, |pool| pool.name.clone()))
+    Page::cut(pools, &page, |pool| pool.name.clone()).map(Json)
 }
 
 /// One pool: its mode, its heat, who waits, and the load of its rows.

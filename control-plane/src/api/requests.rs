@@ -4,11 +4,11 @@ mod params;
 mod view;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::StatusCode;
 
 use super::error::{ApiError, ErrorEnvelope};
-use super::extract::Params;
+use super::extract::{Name, Params};
 use super::page::Page;
 use super::state::ApiState;
 use crate::recorder::log::{self, RequestFilter};
@@ -23,7 +23,7 @@ pub use view::Request;
 #[utoipa::path(get, path = "/requests", tag = "requests", params(RequestParams),
     responses((status = 200, body = Page<Request>), (status = 400, body = ErrorEnvelope)))]
 pub async fn list_requests(State(state): State<ApiState>, Params(params): Params<RequestParams>) -> Result<Json<Page<Request>>, ApiError> {
-    let limit = params.limit();
+    let limit = params.limit()?;
     if params.state == RequestState::Active {
         let all = state.active.list();
         let data = all.iter().map(|active| Request::from(active.as_ref())).filter(|request| params.wants(request)).take(limit).collect();
@@ -44,7 +44,7 @@ pub async fn list_requests(State(state): State<ApiState>, Params(params): Params
     get, path = "/requests/{id}", tag = "requests", params(("id" = String, Path, description = "Its `x-request-id`")),
     responses((status = 200, body = Request), (status = 404, body = ErrorEnvelope))
 )]
-pub async fn find_request(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Request>, ApiError> {
+pub async fn find_request(State(state): State<ApiState>, Name(id): Name) -> Result<Json<Request>, ApiError> {
     if let Some(active) = state.active.find(&id) {
         return Ok(Json(Request::from(active.as_ref())));
     }
@@ -61,7 +61,7 @@ pub async fn find_request(State(state): State<ApiState>, Path(id): Path<String>)
     post, path = "/requests/{id}/cancel", tag = "requests", params(("id" = String, Path, description = "Its `x-request-id`")),
     responses((status = 202), (status = 404, body = ErrorEnvelope))
 )]
-pub async fn cancel_request(State(state): State<ApiState>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub async fn cancel_request(State(state): State<ApiState>, Name(id): Name) -> Result<StatusCode, ApiError> {
     if !state.active.cancel(&id) {
         return Err(ApiError::not_found("request under way", &id).hint("one that has ended cannot be ended again"));
     }

@@ -14,7 +14,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use lifeboat_engines::adapter;
-use lifeboat_engines::spec::EngineSpec;
+use lifeboat_engines::spec::{EngineSpec, SpecError};
 use serde_json::{Map, Value};
 
 use super::error::{ApiError, ErrorEnvelope};
@@ -32,7 +32,7 @@ const TAKEN_OVER: Duration = Duration::from_millis(500);
 /// All server rows, oldest first.
 #[utoipa::path(get, path = "/servers", tag = "servers", params(PageParams), responses((status = 200, body = Page<Server>)))]
 pub async fn list_servers(State(state): State<ApiState>, Params(page): Params<PageParams>) -> Result<Json<Page<Server>>, ApiError> {
-    let page = Page::cut(state.store.list_servers().await?, &page, |row| row.id.to_string());
+    let page = Page::cut(state.store.list_servers().await?, &page, |row| row.id.to_string())?;
     let data = shown(&state, page.data).await?;
     Ok(Json(Page { data, next_cursor: page.next_cursor }))
 }
@@ -44,6 +44,7 @@ pub async fn list_servers(State(state): State<ApiState>, Params(page): Params<Pa
 )]
 pub async fn create_server(State(state): State<ApiState>, Body(spec): Body<EngineSpec>) -> Result<Response, ApiError> {
     validate(&state, &spec)?;
+    check_build(&state, &spec).await?;
     let row = state.store.create_server(&spec).await?;
     let location = HeaderValue::from_str(&format!("/api/servers/{}", row.id)).map_err(|error| ApiError::internal(&error))?;
     tracing::info!(server.id = %row.id, server.model = spec.model_name, "created a server row");
@@ -86,6 +87,9 @@ pub async fn update_server(
     }
     let spec = patch::apply(&row.spec, change)?;
     validate(&state, &spec)?;
+    if spec.engine_build != row.spec.engine_build {
+        check_build(&state, &spec).await?;
+    }
     if spec == row.spec {
         return tagged(show(&state, row).await?);
     }
@@ -116,6 +120,22 @@ fn validate(state: &ApiState, spec: &EngineSpec) -> Result<(), ApiError> {
         state.models.parse(source).map_err(|error| ApiError::from(error).field("model"))?;
     }
     Ok(())
+}
+
+/// Refuses a pin on a build that is not here: the row could not start.
+async fn check_build(state: &ApiState, spec: &EngineSpec) -> Result<(), ApiError> {
+    let Some(pinned) = &spec.engine_build else { return Ok(()) };
+    let here =
+        state.engines.list().await?.into_iter().any(|installed| installed.build.id == *pinned && installed.build.engine == spec.engine);
+    if here {
+        return Ok(());
+    }
+    let refusal = SpecError {
+        field: "engine_build",
+        problem: format!("no {} build `{pinned}` is installed", spec.engine),
+        hint: "`lifeboat engine list` shows those that are; leave it out for the active one".into(),
+    };
+    Err(refusal.into())
 }
 
 async fn find(state: &ApiState, id: RowId) -> Result<ServerRow, ApiError> {

@@ -11,15 +11,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::{ApiError, ErrorEnvelope};
 use super::extract::Params;
-use super::page::Page;
+use super::page::{Page, checked_limit, no_cursor};
 use super::state::ApiState;
 use crate::host::clock::unix_millis;
 use crate::store::requests::{UsageFilter, UsageRow};
 
-/// Sums of a page where the caller does not say.
-const DEFAULT_LIMIT: u32 = 100;
-/// The most sums of a page.
-const MOST: u32 = 1000;
 /// Days shown where the caller does not say, today included.
 const DAYS: i64 = 30;
 /// What stands between the parts of a cursor. Days and ids of keys have none.
@@ -39,7 +35,7 @@ pub struct UsageParams {
     /// Public name of the model.
     model: Option<String>,
     /// The most sums to answer. Default 100, at most 1000.
-    limit: Option<u32>,
+    limit: Option<usize>,
     /// `next_cursor` of the page before.
     cursor: Option<String>,
 }
@@ -72,12 +68,13 @@ pub struct Usage {
 #[utoipa::path(get, path = "/usage", tag = "requests", params(UsageParams),
     responses((status = 200, body = Page<Usage>), (status = 400, body = ErrorEnvelope)))]
 pub async fn list_usage(State(state): State<ApiState>, Params(params): Params<UsageParams>) -> Result<Json<Page<Usage>>, ApiError> {
-    let limit = params.limit.unwrap_or(DEFAULT_LIMIT).clamp(1, MOST);
+    let limit = checked_limit(params.limit)?;
+    let asked = u32::try_from(limit + 1).unwrap_or(u32::MAX);
     let filter = filter(params)?;
     state.recorder.flush().await;
-    let mut sums = state.store.list_usage(&filter, limit + 1).await?;
-    let more = sums.len() > limit as usize;
-    sums.truncate(limit as usize);
+    let mut sums = state.store.list_usage(&filter, asked).await?;
+    let more = sums.len() > limit;
+    sums.truncate(limit);
     let last = sums.last().map(|sum| format!("{}{JOINT}{}{JOINT}{}", sum.day, sum.key_id, sum.model));
     let names: HashMap<String, String> = state.store.list_keys().await?.into_iter().map(|key| (key.id.to_string(), key.name)).collect();
     let data = sums.into_iter().map(|sum| shown(sum, &names)).collect();
@@ -107,7 +104,7 @@ fn filter(params: UsageParams) -> Result<UsageFilter, ApiError> {
         let mut parts = text.splitn(3, JOINT).map(str::to_owned);
         let parts = (parts.next(), parts.next(), parts.next());
         let (Some(day), Some(key), Some(model)) = parts else {
-            return Err(ApiError::invalid("this is no cursor of this list").field("cursor"));
+            return Err(no_cursor());
         };
         Ok((day, key, model))
     });

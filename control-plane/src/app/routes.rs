@@ -29,6 +29,7 @@ fn refuse(path: &str, refused: &Refused) -> Response {
     let Some(dialect) = dialect(path) else { return ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string()) };
     let code = match refused {
         Refused::Host(_) => ErrorCode::UnknownHost,
+        Refused::TwoHosts => ErrorCode::InvalidRequest,
         Refused::Origin(_) => ErrorCode::ForbiddenOrigin,
     };
     let error = errors::ApiError::new(code, format!("{refused}; {}", refused.hint()));

@@ -144,6 +144,9 @@ async fn create(api: &ApiClient, json: bool, args: CreateArgs) -> anyhow::Result
         return output::json(&key);
     }
     output::remark("Keep it now: it is not shown again.");
+    if let Some(hint) = key["hint"].as_str() {
+        output::remark(&format!("Note: {hint}."));
+    }
     output::line(output::text(&key["key"]))?;
     Ok(())
 }
@@ -200,11 +203,15 @@ async fn edit(api: &ApiClient, json: bool, args: EditArgs) -> anyhow::Result<()>
 
 async fn revoke(api: &ApiClient, json: bool, wanted: &str) -> anyhow::Result<()> {
     let key = find(api, wanted).await?;
+    let living = api.list("/api/keys").await?.iter().filter(|key| key["revoked_at"].is_null()).count();
     api.delete(&path_of(&key)).await?;
     if json {
         return output::json(&json!({"id": key["id"], "revoked": true}));
     }
     output::line(format!("{} is revoked", output::text(&key["name"])))?;
+    if living == 1 {
+        output::remark("It was the last key: from now on anybody on this machine may use and change the server.");
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::failure::{Failure, Kind};
-use crate::config::{BaseArgs, Config, ConfigArgs};
+use crate::config::{BaseArgs, Config, ConfigArgs, read_address};
 
 /// Options of every command.
 #[derive(Debug, Clone, Default, Args)]
@@ -16,7 +16,7 @@ pub struct GlobalArgs {
     #[arg(long, global = true, value_name = "FOLDER", env = "LIFEBOAT_DATA_DIR", hide_env_values = true)]
     pub data_dir: Option<PathBuf>,
     /// Address of the API [default: 127.0.0.1:4180]
-    #[arg(long, global = true, value_name = "ADDRESS", env = "LIFEBOAT_LISTEN", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "ADDRESS", env = "LIFEBOAT_LISTEN", hide_env_values = true, value_parser = read_address)]
     pub listen: Option<SocketAddr>,
     /// Key for the API [default: the one that the local server left in its data folder]
     #[arg(long, global = true, value_name = "KEY", env = "LIFEBOAT_API_KEY", hide_env_values = true)]

@@ -48,6 +48,7 @@ pub enum ConfigError {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
+    #[serde(deserialize_with = "address")]
     listen: Option<SocketAddr>,
     log: Option<String>,
     http: HttpConfig,
@@ -55,6 +56,12 @@ struct File {
     security: SecurityConfig,
     supervisor: SupervisorConfig,
     sources: SourcesConfig,
+}
+
+/// `listen` of the settings file.
+fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    super::read_address(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 impl Config {
@@ -188,6 +195,17 @@ mod tests {
     }
 
     #[test]
+    fn localhost_may_be_listened_on_by_its_name() {
+        for (text, address) in [("localhost:4195", "127.0.0.1:4195"), ("[::1]:80", "[::1]:80"), ("0.0.0.0:1", "0.0.0.0:1")] {
+            assert_eq!(super::super::read_address(text).unwrap().to_string(), address);
+            assert_eq!(merged(&format!("listen = \"{text}\""), &ConfigArgs::default(), &nothing).unwrap().listen.to_string(), address);
+        }
+        for text in ["localhost", "example.com:80", "localhost:x", ""] {
+            assert!(super::super::read_address(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn an_environment_variable_wins_over_the_file_and_a_trailing_slash_is_dropped() {
         let set = |name: &str| (name == "HF_ENDPOINT").then(|| "http://mirror/".to_owned());
         let config =
@@ -203,6 +221,7 @@ mod tests {
             ("[supervisor]\nlease = \"soon\"", "soon"),
             ("[http]\nmax_connections = 0", "http.max_connections"),
             ("[gateway]\nconnect = 0", "gateway.connect"),
+            ("listen = \"somewhere:80\"", "write an IP address or localhost"),
         ] {
             let error = merged(file, &ConfigArgs::default(), &nothing).unwrap_err();
             assert!(chain(&error).contains(named), "{file}: {}", chain(&error));

@@ -26,7 +26,7 @@ pub enum DownloadError {
         source: Arc<reqwest::Error>,
     },
     /// The server answered with something other than the file.
-    #[error("{url} answered {status}{}", hint_for(*status))]
+    #[error("{url} answered {status}{}", hint_for(url, *status))]
     Status {
         /// From where.
         url: String,
@@ -154,13 +154,21 @@ impl DownloadError {
     }
 }
 
-fn hint_for(status: u16) -> &'static str {
-    match status {
-        401 | 403 => " (is HF_TOKEN set, does the token give access, and was the model's licence accepted on its page?)",
-        404 | 410 => " (no such file or repository; a private one looks the same without a token)",
-        429 => " (too many requests; a token raises the limit)",
+fn hint_for(url: &str, status: u16) -> &'static str {
+    match (status, is_of_a_hub(url)) {
+        (401 | 403, true) => " (is HF_TOKEN set, does the token give access, and was the model's licence accepted on its page?)",
+        (401 | 403, false) => " (that server wants a login or does not give this file away; a local copy can be used by its path)",
+        (404 | 410, true) => " (no such file or repository; a private one looks the same without a token)",
+        (404 | 410, false) => " (no such file)",
+        (429, true) => " (too many requests; a token raises the limit)",
+        (429, false) => " (too many requests)",
         _ => "",
     }
+}
+
+/// Whether the address is one of a model hub, whatever its host: only there a token means anything.
+fn is_of_a_hub(url: &str) -> bool {
+    ["/resolve/", "/api/models/"].iter().any(|part| url.contains(part))
 }
 
 /// An address without the parts that may be secret: user, password, query and fragment.
@@ -188,6 +196,14 @@ mod tests {
             ("nonsense", "nonsense"),
         ] {
             assert_eq!(shown(url), expected);
+        }
+    }
+
+    #[test]
+    fn a_token_is_spoken_of_only_where_one_means_something() {
+        for (url, told) in [("https://hub.example/o/r/resolve/main/m.gguf", true), ("https://host.example/m.gguf", false)] {
+            let text = DownloadError::Status { url: url.into(), status: 403, retry_after: None }.to_string();
+            assert_eq!(text.contains("HF_TOKEN"), told, "{text}");
         }
     }
 

@@ -299,7 +299,7 @@ async fn a_token_goes_to_the_host_it_is_for_and_stays_behind_on_a_redirect() {
     elsewhere.put("/blob?signature=1", remote.clone());
     let bench = Bench::new(Remote { token: Some("secret"), redirect: Some(elsewhere.url("/blob?signature=1")), ..remote.clone() }).await;
     let error = bench.fetch(&bench.download()).await.unwrap_err();
-    assert!(matches!(error, DownloadError::Status { status: 401, .. }) && error.to_string().contains("HF_TOKEN"), "{error}");
+    assert!(matches!(error, DownloadError::Status { status: 401, .. }), "{error}");
     bench.fetch(&Download { token: Some("secret".into()), ..bench.download() }).await.unwrap();
     bench.assert_complete(&remote.bytes);
     assert_eq!(bench.hub.seen("/file")[1].authorization.as_deref(), Some("Bearer secret"));

@@ -240,7 +240,11 @@ impl Unproved {
 
     fn by(death: &Death, build: &Build, host: &HostFacts) -> Self {
         let found = diagnose(death.code, death.signal, &death.lines, build, host);
-        let cause = if found.hint.is_empty() { found.cause } else { format!("{} ({})", found.cause, found.hint) };
+        let cause = if found.hint.is_empty() {
+            format!("{} (run it by hand to see what it says)", found.cause)
+        } else {
+            format!("{} ({})", found.cause, found.hint)
+        };
         Self::AtFault { cause, lasting: found.wrong_build }
     }
 }

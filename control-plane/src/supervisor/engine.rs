@@ -270,6 +270,7 @@ impl Engine {
         let diagnosis =
             tokio::task::spawn_blocking(move || diagnose(exit.code, exit.signal, &lines, &build, &facts::measure_for_launch())).await;
         Failure::died(match diagnosis {
+            Ok(diagnosis) if diagnosis.hint.is_empty() => format!("{doing}: {}; the log of the row has all it said", diagnosis.cause),
             Ok(diagnosis) => format!("{doing}: {}; {}", diagnosis.cause, diagnosis.hint),
             Err(_) => format!("{doing}: {exit}"),
         })

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Uri;
 use lifeboat_engines::adapter;
 use lifeboat_engines::spec::{EngineSpec, Health};
@@ -13,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::Deps;
 use super::engine::bearer;
 use super::failure::Failure;
-use super::probe::{self, Target};
+use super::probe::{self, Answer, Target};
 use super::publisher::Publisher;
 use crate::causes::chain;
 use crate::host::facts;
@@ -22,6 +23,9 @@ use crate::registry::{Dialects, Endpoint, PromptCache, RowLoad, RowState};
 
 /// Longest wait for an answer.
 const WITHIN: Duration = Duration::from_secs(5);
+
+/// The routes a server of models has at least one of.
+const ROUTES: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"];
 
 /// The part of a model list that matters.
 #[derive(Debug, Deserialize)]
@@ -61,7 +65,13 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
             Err(error) => Some(chain(&error)),
         };
         let shown = publisher.status().state;
-        if let Some(problem) = problem {
+        // Asked again after each absence: another server, or another model, may be there now.
+        let found = match problem {
+            Some(problem) => Err(problem),
+            None if shown == RowState::Ready => Ok(None),
+            None => upstream_model(&target, &spec).await.map(Some),
+        };
+        if let Err(problem) = &found {
             let url = spec.url.as_deref().unwrap_or_default();
             let reason =
                 format!("{url} cannot serve: {problem}; probed every {}", super::failure::spoken(deps.config.supervisor.probe_every));
@@ -71,9 +81,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
                     status.state_reason = Some(reason);
                 })
                 .await;
-        } else if shown != RowState::Ready {
-            // Asked again after each absence: another model may be there now.
-            let upstream_model = Some(upstream_model(&target, &spec).await);
+        } else if let Ok(upstream_model @ Some(_)) = found {
             let reached = endpoint.take().filter(|endpoint| endpoint.upstream_model == upstream_model).unwrap_or_else(|| {
                 Arc::new(Endpoint {
                     scheme: target.scheme.clone(),
@@ -114,15 +122,46 @@ fn target(spec: &EngineSpec, http: &Http) -> Result<Target, Failure> {
     Ok(Target { scheme, authority, prefix, authorization: spec.api_key.as_deref().and_then(bearer), https })
 }
 
-/// The name that server knows its model by: as the row says, else the only one it lists, else the row's own.
-async fn upstream_model(target: &Target, spec: &EngineSpec) -> String {
+/// The name that server knows its model by: as the row says, else the only one it lists, else the row's own. `Err` says
+/// why it cannot be a server of models at all.
+async fn upstream_model(target: &Target, spec: &EngineSpec) -> Result<String, String> {
+    let listed = probe::get(target, "/v1/models", WITHIN).await.map_err(|error| chain(&error))?;
+    let models = serde_json::from_slice::<ModelList>(&listed.body).ok().filter(|_| listed.status == 200).map(|list| list.data);
+    if models.is_none() && !speaks_openai(target, &listed).await {
+        return Err(format!(
+            "it answers, but not as OpenAI's API does (/v1/models: {}, and none of {} is there); is this the base URL of a model server, without /v1?",
+            listed.status,
+            ROUTES.join(", ")
+        ));
+    }
     if let Some(name) = &spec.upstream_model {
-        return name.clone();
+        return Ok(name.clone());
     }
-    let listed = probe::get(target, "/v1/models", WITHIN).await.ok().filter(|answer| answer.status == 200);
-    let models = listed.and_then(|answer| serde_json::from_slice::<ModelList>(&answer.body).ok()).map(|list| list.data).unwrap_or_default();
-    match models.as_slice() {
-        [only] => only.id.clone(),
+    Ok(match models.as_deref() {
+        Some([only]) => only.id.clone(),
         _ => spec.model_name.clone(),
+    })
+}
+
+/// Whether a server without a list of models has any of the routes. One that wants a key, or that words its refusals in
+/// JSON, is taken for a server of models: some have no list.
+async fn speaks_openai(target: &Target, listed: &Answer) -> bool {
+    // No such route (404), nothing to post to (405), no such method at all (501).
+    let knows = |answer: &Answer| says_object(answer) || !matches!(answer.status, 404 | 405 | 501);
+    if matches!(listed.status, 401 | 403) || says_object(listed) {
+        return true;
     }
+    for route in ROUTES {
+        // Nothing any of them could act on.
+        if let Ok(answer) = probe::post(target, route, Bytes::from_static(b"{}"), WITHIN).await
+            && knows(&answer)
+        {
+            return true;
+        }
+    }
+    false
+}
+
+fn says_object(answer: &Answer) -> bool {
+    serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&answer.body).is_ok()
 }

@@ -210,3 +210,14 @@ fn a_damaged_database_is_named_with_its_path_and_the_cure() {
         assert!(said.contains("hint: put a backup"), "{said}");
     }
 }
+
+#[test]
+fn the_first_and_the_last_key_come_with_a_word_of_what_they_change() {
+    let app = TestApp::prepare("");
+    let created = run(&app, &["key", "create", "app"]);
+    assert!(text(&created.stderr).contains("this one may not call /api"), "{}", text(&created.stderr));
+    assert!(!text(&run(&app, &["key", "create", "other"]).stderr).contains("first key"));
+    assert!(!text(&run(&app, &["key", "revoke", "other"]).stderr).contains("last key"));
+    let revoked = run(&app, &["key", "revoke", "app"]);
+    assert!(text(&revoked.stderr).contains("It was the last key"), "{}", text(&revoked.stderr));
+}

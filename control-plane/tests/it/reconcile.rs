@@ -125,6 +125,31 @@ async fn a_row_that_cannot_be_is_refused_with_its_field_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn an_external_row_to_a_server_of_web_pages_says_that_it_is_none_of_models() {
+    let app = TestApp::start().await;
+    let pages = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", pages.local_addr().unwrap());
+    // As Python's http.server answers: a page for every GET, and no POST at all.
+    let serving = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = pages.accept().await.unwrap();
+            let mut head = [0; 4];
+            tokio::io::AsyncReadExt::read_exact(&mut stream, &mut head).await.unwrap();
+            let status = if &head == b"POST" { "501 Unsupported method" } else { "404 File not found" };
+            let reply = format!("HTTP/1.1 {status}\r\ncontent-type: text/html\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>");
+            tokio::io::AsyncWriteExt::write_all(&mut stream, reply.as_bytes()).await.unwrap();
+            let mut rest = Vec::new();
+            // The client closes once it has read the reply.
+            let _ = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest).await;
+        }
+    });
+    let id = app.create_row(&json!({"model_name": "mine", "engine": "external", "url": url, "slots": 1})).await;
+    let row = app.wait_state(&id, "failed").await;
+    assert!(row["state_reason"].as_str().unwrap().contains("not as OpenAI's API does"), "{row}");
+    serving.abort();
+}
+
+#[tokio::test]
 async fn an_external_engine_is_probed_and_served_and_never_ended() {
     let mut app = TestApp::start().await;
     let outside = app.start_sim_engine(&["--model", "theirs"]).await;

@@ -297,5 +297,5 @@ pub(super) fn plain(death: &Death<'_>) -> Diagnosis {
         (None, None) => "it ended, and how is not known".to_owned(),
     };
     let last = death.last_line().map(|line| format!("; its last line: {}", shown(line))).unwrap_or_default();
-    Diagnosis { cause: format!("{how}{last}"), hint: "the log of the row has all it said".into(), wrong_build: false }
+    Diagnosis { cause: format!("{how}{last}"), hint: String::new(), wrong_build: false }
 }

@@ -126,7 +126,11 @@ fn causes_are_told_by_table() {
     for (code, signal, log, cause, wrong_build) in table {
         let death = of(code, signal, log);
         assert_eq!((death.cause.as_str(), death.wrong_build), (cause, wrong_build), "{code:?} {signal:?} {log:?}");
-        assert!(!death.hint.is_empty());
+        assert!(
+            !death.hint.is_empty() || death.cause.starts_with("it ended") || death.cause.starts_with("it was ended"),
+            "{}",
+            death.cause
+        );
     }
 }
 

@@ -199,6 +199,7 @@ impl Search<'_> {
         if cures.is_empty() {
             return "needs a smaller quantisation or a smaller model on this host".into();
         }
-        format!("fits with {} or a smaller quantisation", cures.join(", "))
+        // Each of them alone is enough.
+        format!("fits with {} or a smaller quantisation", cures.join(" or "))
     }
 }

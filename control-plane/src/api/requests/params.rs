@@ -6,12 +6,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Request;
 use crate::api::error::ApiError;
+use crate::api::page::{checked_limit, no_cursor};
 use crate::recorder::log::RequestFilter;
-
-/// Requests of a page where the caller does not say.
-const DEFAULT_LIMIT: usize = 100;
-/// The most requests of a page.
-const MOST: usize = 1000;
 
 /// Whether a request has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
@@ -61,13 +57,13 @@ pub struct RequestParams {
 
 impl RequestParams {
     /// Requests of the page.
-    pub fn limit(&self) -> usize {
-        self.limit.unwrap_or(DEFAULT_LIMIT).clamp(1, MOST)
+    pub fn limit(&self) -> Result<usize, ApiError> {
+        checked_limit(self.limit)
     }
 
     /// The same question to the log.
     pub fn filter(&self) -> Result<RequestFilter, ApiError> {
-        let cursor = |text: &String| text.parse().map_err(|_| ApiError::invalid("this is no cursor of this list").field("cursor"));
+        let cursor = |text: &String| text.parse().map_err(|_| no_cursor());
         Ok(RequestFilter {
             model: self.model.clone(),
             key: self.key.clone(),

