@@ -5,7 +5,7 @@
 //! and at plain paths are read where they are. Nothing here keeps state that a kill could lose, and nothing asks
 //! a network about a model that is already here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -176,6 +176,9 @@ impl Models {
                 let found = scan::folder(&folder.path).into_iter().filter_map(|found| inner.outside(found).ok());
                 models.extend(found);
             }
+            // Registered folders may lie inside each other, and pages need each model once.
+            let mut seen = HashSet::new();
+            models.retain(|model| seen.insert(model.source.clone()));
             models
         })
         .await

@@ -1,4 +1,4 @@
-//! A JSON body as a tree in which no object has two members of one name. serde_json's own tree keeps the last of them,
+//! A JSON body as a tree in which no object has two members of one name. `serde_json`'s own tree keeps the last of them,
 //! so a typo would silently undo what stands above it.
 
 use std::fmt;

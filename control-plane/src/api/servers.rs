@@ -81,7 +81,7 @@ pub async fn update_server(
         Some(generation) => Some(generation),
         None => if_match(&headers)?,
     };
-    let row = find(&state, id).await?;
+    let row = find_readable(&state, id).await?;
     if let Some(expected) = seen.filter(|seen| *seen != row.generation) {
         return Err(crate::store::StoreError::Conflict { expected, found: row.generation }.into());
     }
@@ -140,6 +140,16 @@ async fn check_build(state: &ApiState, spec: &EngineSpec) -> Result<(), ApiError
 
 async fn find(state: &ApiState, id: RowId) -> Result<ServerRow, ApiError> {
     state.store.find_server(id).await?.ok_or_else(|| gone(id))
+}
+
+/// A row to be changed: what this version cannot read it must not write either.
+async fn find_readable(state: &ApiState, id: RowId) -> Result<ServerRow, ApiError> {
+    let row = find(state, id).await?;
+    match &row.unreadable {
+        Some(problem) => Err(ApiError::conflict(format!("this version of Lifeboat cannot read the row: {problem}"))
+            .hint("start the version that wrote it, or delete the row")),
+        None => Ok(row),
+    }
 }
 
 fn gone(id: RowId) -> ApiError {

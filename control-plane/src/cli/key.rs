@@ -145,7 +145,7 @@ async fn create(api: &ApiClient, json: bool, args: CreateArgs) -> anyhow::Result
     }
     output::remark("Keep it now: it is not shown again.");
     if let Some(hint) = key["hint"].as_str() {
-        output::remark(&format!("Note: {hint}."));
+        output::remark(format!("Note: {hint}."));
     }
     output::line(output::text(&key["key"]))?;
     Ok(())

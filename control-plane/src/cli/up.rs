@@ -80,7 +80,10 @@ async fn bring_up(global: &GlobalArgs, app: &RunningApp, args: &UpArgs) -> anyho
         Err(error) if wanted.created => {
             // A row that never served would only stand in the way of the next try; what was downloaded stays.
             for id in &wanted.ids {
-                api.delete(&format!("/api/servers/{id}")).await?;
+                // Why the row failed is what there is to tell; that it could not be deleted is only untidy.
+                if let Err(left) = api.delete(&format!("/api/servers/{id}")).await {
+                    tracing::warn!(error = %left, server.id = id, "could not delete the row that never served");
+                }
             }
             return Err(error);
         }

@@ -184,10 +184,16 @@ impl Maker<'_> {
         let program = compile::run(&source, &archive, &work, self.host, self.sources.tool_stall, self.progress).await?;
         let target = staged.path().join("bin");
         let kept = target.join(SERVER);
-        fs::create_dir(&target)
-            .and_then(|()| fs::rename(&program, &kept))
-            .and_then(|()| fs::remove_dir_all(&work))
-            .map_err(|error| format!("cannot keep {}: {error}", program.display()))?;
+        // Off the async threads: the tree of a compilation has thousands of files.
+        lost(
+            blocking(move || {
+                fs::create_dir(&target)
+                    .and_then(|()| fs::rename(&program, &kept))
+                    .and_then(|()| fs::remove_dir_all(&work))
+                    .map_err(|error| format!("cannot keep {}: {error}", program.display()))
+            })
+            .await,
+        )??;
         let build = self.describe(id, &source.version, Path::new(HERE).join("bin").join(SERVER), vec![], vec![]);
         Ok(Made { staged, build, source: BuildSource::Source, origin: requirement.label(), sha256: Some(source.sha256) })
     }

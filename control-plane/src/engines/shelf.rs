@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::error::EnginesError;
 use super::record::{Active, Record, placed};
+use crate::host::files;
 use crate::host::pip;
 
 const RECORD: &str = "build.json";
@@ -50,7 +51,7 @@ impl Shelf {
     /// interrupted goes on where it stopped.
     pub fn downloads(&self, kind: EngineKind) -> Result<PathBuf, EnginesError> {
         let folder = self.kind_folder(kind).join(DOWNLOADS);
-        fs::create_dir_all(&folder).map_err(EnginesError::io("create", &folder))?;
+        files::create_private_dir(&folder).map_err(EnginesError::io("create", &folder))?;
         Ok(folder)
     }
 
@@ -86,7 +87,7 @@ impl Shelf {
     /// An empty folder to make a build in; gone when dropped.
     pub fn stage(&self, kind: EngineKind) -> Result<TempDir, EnginesError> {
         let folder = self.kind_folder(kind);
-        fs::create_dir_all(&folder)
+        files::create_private_dir(&folder)
             .and_then(|()| tempfile::Builder::new().prefix(STAGING).tempdir_in(&folder))
             .map_err(EnginesError::io("create a folder in", &folder))
     }

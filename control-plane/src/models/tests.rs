@@ -204,6 +204,8 @@ async fn a_gated_repository_needs_the_token_which_goes_nowhere_else() {
     assert!(chain.contains("HF_TOKEN"), "{chain}");
     bench.token = Some("secret".into());
     bench.pull("hf:o/r").await.unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(bench.data.path().join("models")).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o700, "only its owner may look into the folder of models");
     assert!(elsewhere.seen("/blob").iter().all(|seen| seen.authorization.is_none()));
 }
 
@@ -337,8 +339,11 @@ async fn models_at_paths_and_in_registered_folders_are_used_where_they_are() {
     let models = bench.models();
     assert_eq!(models.list().await.unwrap(), []);
     models.register_dir(&folder).await.unwrap();
+    // A folder around it finds the same files.
+    models.register_dir(bench.data.path()).await.unwrap();
     let listed = bench.models().list().await.unwrap();
     assert_eq!(listed.len(), 1, "{listed:?}");
+    assert!(models.unregister_dir(&bench.data.path().canonicalize().unwrap()).await.unwrap());
     assert_eq!((listed[0].source.as_str(), listed[0].managed), (path.to_str().unwrap(), false));
     assert_eq!(models.ensure(path.to_str().unwrap(), &ProgressSender::ignored()).await.unwrap(), listed[0]);
     assert!(models.inspect(path.to_str().unwrap()).await.unwrap().local);

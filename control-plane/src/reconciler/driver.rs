@@ -49,7 +49,11 @@ impl Driver {
             match self.store.list_servers().await {
                 Ok(rows) => {
                     if std::mem::take(&mut first) {
-                        self.supervisor.end_leftovers(&rows.iter().map(|row| row.id).collect());
+                        for (row, problem) in rows.iter().filter_map(|row| Some((row, row.unreadable.as_ref()?))) {
+                            tracing::error!(server.id = %row.id, error = problem, "a server row cannot be read; the others go on");
+                        }
+                        // An engine whose row nobody can read has no owner either.
+                        self.supervisor.end_leftovers(&rows.iter().filter(|row| row.unreadable.is_none()).map(|row| row.id).collect());
                     }
                     let (snapshot, now) = (self.registry.snapshot(), Instant::now());
                     let actions = plan(rows, |id| observe(&snapshot, id, now), &self.supervisor.rows());

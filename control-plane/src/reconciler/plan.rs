@@ -33,7 +33,8 @@ pub enum Action {
 /// All actions of one pass. Rows keep their order, oldest first; rows that are gone come last.
 pub fn plan(desired: Vec<ServerRow>, observed: impl Fn(RowId) -> Observed, tasks: &[RowId]) -> Vec<Action> {
     let rows: HashSet<RowId> = desired.iter().map(|row| row.id).collect();
-    let ensure = desired.into_iter().map(|row| {
+    // What such a row wants is not known for sure: nothing is started for it, and nothing that runs is ended.
+    let ensure = desired.into_iter().filter(|row| row.unreadable.is_none()).map(|row| {
         let want = want(&row.spec, observed(row.id));
         Action::Ensure(Box::new(row), want)
     });
@@ -65,7 +66,14 @@ mod tests {
 
     fn row(engine: EngineKind, desired_state: DesiredState) -> ServerRow {
         let spec = serde_json::json!({ "model_name": "m", "engine": engine, "desired_state": desired_state, "idle_seconds": 10 });
-        ServerRow { id: RowId::new(), generation: Generation(1), spec: serde_json::from_value(spec).unwrap(), created_at: 0, updated_at: 0 }
+        ServerRow {
+            id: RowId::new(),
+            generation: Generation(1),
+            spec: serde_json::from_value(spec).unwrap(),
+            created_at: 0,
+            updated_at: 0,
+            unreadable: None,
+        }
     }
 
     fn seen(state: RowState, waiting: u32, idle: Option<u64>) -> Observed {
@@ -116,5 +124,14 @@ mod tests {
         let (kept, gone) = (row(EngineKind::Sim, DesiredState::Running), RowId::new());
         let actions = plan(vec![kept.clone()], |_| Observed::default(), &[gone, kept.id]);
         assert_eq!(actions, [Action::Ensure(Box::new(kept), Want::Up), Action::Forget(gone)]);
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_is_let_alone_and_the_others_go_on() {
+        let good = row(EngineKind::Sim, DesiredState::Running);
+        let bad = ServerRow { unreadable: Some("unknown field".into()), ..row(EngineKind::Sim, DesiredState::Running) };
+        let (good_id, bad_id) = (good.id, bad.id);
+        let actions = plan(vec![bad, good], |_| Observed::default(), &[bad_id]);
+        assert!(matches!(actions.as_slice(), [Action::Ensure(row, Want::Up)] if row.id == good_id), "{actions:?}");
     }
 }

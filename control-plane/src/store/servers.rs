@@ -1,7 +1,8 @@
 //! Server rows, the desired half: what the operator wrote. Written by the API only; every write raises
 //! the generation, and an edit that saw another generation is refused.
 
-use lifeboat_engines::spec::EngineSpec;
+use lifeboat_engines::spec::{EngineKind, EngineSpec};
+use serde_json::Value;
 
 use super::{Store, StoreError};
 use crate::host::clock::unix_millis;
@@ -20,6 +21,9 @@ pub struct ServerRow {
     pub created_at: i64,
     /// Unix milliseconds.
     pub updated_at: i64,
+    /// Why `spec` is only the part of the row that this binary understands, where it is: another version wrote the row,
+    /// or a hand. Such a row is shown and can be deleted; it is neither run nor written.
+    pub unreadable: Option<String>,
 }
 
 /// The columns as stored.
@@ -34,14 +38,33 @@ struct Stored {
 impl TryFrom<Stored> for ServerRow {
     type Error = StoreError;
     fn try_from(stored: Stored) -> Result<Self, StoreError> {
+        let (spec, unreadable) = match serde_json::from_str(&stored.spec) {
+            Ok(spec) => (spec, None),
+            Err(error) => (understood(&stored.spec), Some(error.to_string())),
+        };
         Ok(Self {
             id: stored.id.parse().map_err(StoreError::unreadable::<uuid::Error>("servers", &stored.id))?,
             generation: Generation(stored.generation),
-            spec: serde_json::from_str(&stored.spec).map_err(StoreError::unreadable("servers", &stored.id))?,
+            spec,
             created_at: stored.created_at,
             updated_at: stored.updated_at,
+            unreadable,
         })
     }
+}
+
+/// The members of a stored specification that this binary understands.
+fn understood(text: &str) -> EngineSpec {
+    let mut spec = EngineSpec::new("(unreadable)", EngineKind::External);
+    let Ok(Value::Object(members)) = serde_json::from_str(text) else { return spec };
+    for (name, value) in members {
+        let Ok(Value::Object(mut with)) = serde_json::to_value(&spec) else { return spec };
+        with.insert(name, value);
+        if let Ok(read) = serde_json::from_value(Value::Object(with)) {
+            spec = read;
+        }
+    }
+    spec
 }
 
 fn to_json(id: RowId, spec: &EngineSpec) -> Result<String, StoreError> {
@@ -49,7 +72,7 @@ fn to_json(id: RowId, spec: &EngineSpec) -> Result<String, StoreError> {
 }
 
 impl Store {
-    /// All rows, oldest first.
+    /// All rows, oldest first. One that cannot be read does not take the others with it.
     pub async fn list_servers(&self) -> Result<Vec<ServerRow>, StoreError> {
         sqlx::query_as!(Stored, "SELECT id, generation, spec, created_at, updated_at FROM servers ORDER BY id")
             .fetch_all(&self.readers)
@@ -74,7 +97,14 @@ impl Store {
     /// A new row at generation 1.
     pub async fn create_server(&self, spec: &EngineSpec) -> Result<ServerRow, StoreError> {
         let now = unix_millis();
-        let row = ServerRow { id: RowId::new(), generation: Generation(1), spec: spec.clone(), created_at: now, updated_at: now };
+        let row = ServerRow {
+            id: RowId::new(),
+            generation: Generation(1),
+            spec: spec.clone(),
+            created_at: now,
+            updated_at: now,
+            unreadable: None,
+        };
         let (id, json) = (row.id.to_string(), to_json(row.id, spec)?);
         sqlx::query!("INSERT INTO servers (id, generation, spec, created_at, updated_at) VALUES (?, 1, ?, ?, ?)", id, json, now, now)
             .execute(&self.writer)

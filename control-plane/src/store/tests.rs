@@ -150,12 +150,17 @@ async fn a_full_disk_is_told_apart_and_reading_and_later_writing_go_on() {
 }
 
 #[tokio::test]
-async fn a_row_somebody_broke_by_hand_is_named() {
+async fn a_row_that_cannot_be_read_is_told_and_takes_no_other_with_it() {
     let (_dir, store) = store().await;
-    let row = store.create_server(&spec("one")).await.unwrap();
-    sqlx::query("UPDATE servers SET spec = json_set(spec, '$.nonsense', 1)").execute(&store.writer).await.unwrap();
-    let error = store.list_servers().await.unwrap_err();
-    assert!(error.to_string().contains(&row.id.to_string()), "{error}");
+    let broken = store.create_server(&spec("one")).await.unwrap();
+    let other = store.create_server(&spec("two")).await.unwrap();
+    let id = broken.id.to_string();
+    let edit = "UPDATE servers SET spec = json_set(spec, '$.nonsense', 1, '$.slots', 'many') WHERE id = ?";
+    sqlx::query(edit).bind(&id).execute(&store.writer).await.unwrap();
+    let rows = store.list_servers().await.unwrap();
+    assert_eq!(rows[1], other);
+    assert!(rows[0].unreadable.as_deref().unwrap().contains("nonsense"), "{rows:?}");
+    assert_eq!((rows[0].id, &rows[0].spec), (broken.id, &broken.spec), "what is understood of it is kept");
     assert!(sqlx::query("UPDATE servers SET spec = '{'").execute(&store.writer).await.is_err(), "the schema refuses what is not JSON");
 }
 

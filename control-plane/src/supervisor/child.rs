@@ -72,6 +72,20 @@ pub struct SpawnError {
     pub source: io::Error,
 }
 
+/// A guard whose engine nobody has taken over: it does not speak, or whoever waited for it has gone. Its drop ends both,
+/// because a handle that is only dropped would let them live. Declared after the handle of the process, so that the id is
+/// still that of the guard.
+struct Unclaimed(Option<u32>);
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        let Some(guard) = self.0 else { return };
+        for pid in process::descendants(guard).into_iter().chain([guard]) {
+            process::signal(pid, Signal::KILL);
+        }
+    }
+}
+
 impl EngineChild {
     /// Starts the engine under its guard. The run folder must belong to no running engine.
     pub async fn spawn(spec: ChildSpec) -> Result<Self, SpawnError> {
@@ -79,6 +93,7 @@ impl EngineChild {
         Self::try_spawn(spec).await.map_err(|source| SpawnError { program, source })
     }
 
+    /// Whoever stops waiting half way leaves nothing behind ([`Unclaimed`]).
     async fn try_spawn(spec: ChildSpec) -> io::Result<Self> {
         files::create_private_dir(&spec.run_dir)?;
         crate::guard::clear(&spec.run_dir)?;
@@ -100,6 +115,7 @@ impl EngineChild {
         // The folder this process was started in may have to be unmounted while the engine lives on.
         command.current_dir(&run_dir).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut guard = command.spawn()?;
+        let mut unclaimed = Unclaimed(guard.id());
         let (Some(mut stdin), Some(stdout)) = (guard.stdin.take(), guard.stdout.take()) else {
             return Err(io::Error::other("the guard has no pipes"));
         };
@@ -117,14 +133,14 @@ impl EngineChild {
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the guard did not answer")),
         };
         match answer {
-            Ok(Answer::Started(record)) => Ok(Self { guard: Watch::open(record.guard.clone())?, run_dir, record }),
+            Ok(Answer::Started(record)) => {
+                let guard = Watch::open(record.guard.clone())?;
+                unclaimed.0 = None;
+                Ok(Self { run_dir, record, guard })
+            }
             Ok(Answer::Failed { code: Some(code), .. }) => Err(io::Error::from_raw_os_error(code)),
             Ok(Answer::Failed { code: None, message }) => Err(io::Error::other(message)),
-            Err(error) => {
-                // A guard that does not speak is not left behind; its engine, if any, dies with it.
-                let _ = guard.start_kill();
-                Err(error)
-            }
+            Err(error) => Err(error),
         }
     }
 
@@ -160,9 +176,11 @@ impl EngineChild {
         &self.record.log_dir
     }
 
-    /// What the engine's process group has used so far.
-    pub fn usage(&self) -> Usage {
-        process::group_usage(self.pid())
+    /// What the engine's process group has used so far. Read off the async threads: it looks through all of /proc.
+    pub async fn usage(&self) -> Usage {
+        let pid = self.pid();
+        // A reading that is lost looks like movement, and the next one is compared with it.
+        tokio::task::spawn_blocking(move || process::group_usage(pid)).await.unwrap_or_default()
     }
 
     /// Waits for its end. Cancel-safe, may be called again.

@@ -101,7 +101,7 @@ impl Engine {
     pub async fn until_ready(&mut self, publisher: &mut Publisher, config: &SupervisorConfig) -> Result<(), Failure> {
         let target = self.target();
         let mut tail = Tail::from_end(self.child.log_dir());
-        let mut look = Look { usage: self.child.usage(), signs: 0 };
+        let mut look = Look { usage: self.child.usage().await, signs: 0 };
         let mut movement = Movement::new(look, Instant::now());
         let (mut looked, mut stopped_since) = (Instant::now(), None);
         let mut pause = FIRST_PAUSE;
@@ -122,7 +122,7 @@ impl Engine {
             }
             if now.saturating_duration_since(looked) >= USAGE_EVERY {
                 looked = now;
-                look.usage = self.child.usage();
+                look.usage = self.child.usage().await;
                 if !look.usage.stopped {
                     stopped_since = None;
                 } else if now.saturating_duration_since(*stopped_since.get_or_insert(now)) >= config.hang_after {
@@ -203,10 +203,10 @@ impl Engine {
                 exit = self.child.wait() => return self.death(exit).await,
                 health = self.ask_health(&target, config) => health,
             };
-            if let Some(reason) = self.judge_health(health, config) {
+            if let Some(reason) = self.judge_health(health, config).await {
                 return Failure::died(reason);
             }
-            if self.decoding_stands_still(config) {
+            if self.decoding_stands_still(config).await {
                 let (task, within) = (self.note.resolved.task, config.hang_after);
                 let confirmed = tokio::select! {
                     exit = self.child.wait() => return self.death(exit).await,
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// Notes one health answer; the reason why the engine counts as hung, if it does by now.
-    fn judge_health(&mut self, health: Result<Health, String>, config: &SupervisorConfig) -> Option<String> {
+    async fn judge_health(&mut self, health: Result<Health, String>, config: &SupervisorConfig) -> Option<String> {
         if health == Ok(Health::Ready) {
             self.answered = Instant::now();
             self.missing = 0;
@@ -239,7 +239,7 @@ impl Engine {
             return None;
         }
         let why = match health {
-            _ if self.child.usage().stopped => "it was stopped (SIGSTOP)".to_owned(),
+            _ if self.child.usage().await.stopped => "it was stopped (SIGSTOP)".to_owned(),
             Ok(Health::Loading) => "it says that it is loading".to_owned(),
             Ok(_) => "its answer is not that of a working engine".to_owned(),
             Err(error) => error,
@@ -248,13 +248,13 @@ impl Engine {
     }
 
     /// Requests are on it, and it neither sends nor works, or has not sent for a very long time.
-    fn decoding_stands_still(&mut self, config: &SupervisorConfig) -> bool {
+    async fn decoding_stands_still(&mut self, config: &SupervisorConfig) -> bool {
         let Some(endpoint) = self.endpoint.as_ref().filter(|endpoint| endpoint.load.in_flight() > 0) else {
             self.movement = None;
             return false;
         };
+        let look = Look { usage: self.child.usage().await, signs: endpoint.load.pieces() };
         let now = Instant::now();
-        let look = Look { usage: self.child.usage(), signs: endpoint.load.pieces() };
         let Some(movement) = &mut self.movement else {
             self.movement = Some(Movement::new(look, now));
             return false;

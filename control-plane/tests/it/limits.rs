@@ -155,8 +155,8 @@ async fn limits_are_edited_live_by_rest_and_by_the_command_line() {
     assert_eq!(chat(&app, &key).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let path = format!("/api/keys/{id}");
     for (change, field) in [
-        (json!({"limits": {"requests_per_minute": 0}}), "requests_per_minute"),
-        (json!({"limits": {"speed": 1}}), "speed"),
+        (json!({"limits": {"requests_per_minute": 0}}), "limits.requests_per_minute"),
+        (json!({"limits": {"speed": 1}}), "limits.speed"),
         (json!({"name": " "}), "name"),
         (json!({"scopes": ["admin"]}), "scopes"),
     ] {

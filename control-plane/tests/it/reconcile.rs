@@ -130,7 +130,8 @@ async fn an_external_row_to_a_server_of_web_pages_says_that_it_is_none_of_models
     let pages = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", pages.local_addr().unwrap());
     // As Python's http.server answers: a page for every GET, and no POST at all.
-    let serving = tokio::spawn(async move {
+    let mut serving = tokio::task::JoinSet::new();
+    serving.spawn(async move {
         loop {
             let (mut stream, _) = pages.accept().await.unwrap();
             let mut head = [0; 4];
@@ -146,7 +147,7 @@ async fn an_external_row_to_a_server_of_web_pages_says_that_it_is_none_of_models
     let id = app.create_row(&json!({"model_name": "mine", "engine": "external", "url": url, "slots": 1})).await;
     let row = app.wait_state(&id, "failed").await;
     assert!(row["state_reason"].as_str().unwrap().contains("not as OpenAI's API does"), "{row}");
-    serving.abort();
+    serving.abort_all();
 }
 
 #[tokio::test]

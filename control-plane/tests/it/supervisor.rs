@@ -93,6 +93,23 @@ const fn killed(signal: i32) -> Exit {
 }
 
 #[tokio::test]
+async fn a_start_that_nobody_waits_for_any_more_leaves_neither_guard_nor_engine() {
+    let bench = Bench::new();
+    let guard = bench.path().join("silent-guard");
+    // Starts something as a guard does, and never says so.
+    fs::write(&guard, format!("#!/bin/sh\n/bin/sh -c 'sleep 600; : {0}' &\necho $! > {0}/started\nwait\n", bench.path().display()))
+        .unwrap();
+    fs::set_permissions(&guard, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let mut start = tokio::task::JoinSet::new();
+    start.spawn(EngineChild::spawn(ChildSpec { guard_program: Some(guard), ..bench.spec("sleep 600") }));
+    let engine: u32 = bench.file("started").await.parse().unwrap();
+    assert!(alive(engine));
+    start.abort_all();
+    eventually("the engine is gone", SOON, async || (!alive(engine)).then_some(())).await;
+    bench.gone().await;
+}
+
+#[tokio::test]
 async fn the_way_an_engine_ended_is_known_to_everybody_who_waits() {
     for (script, expected) in [("exit 0", code(0)), ("exit 7", code(7)), ("kill -ILL $$", killed(4)), ("kill -KILL $$", killed(9))] {
         let bench = Bench::new();
@@ -152,7 +169,7 @@ async fn a_stopped_engine_can_be_stopped() {
     let child = bench.start("trap 'exit 3' TERM; echo up > $BENCH/up; while :; do sleep 0.05; done").await;
     bench.file("up").await;
     assert!(send_signal(child.pid(), Signal::STOP));
-    eventually("the engine is stopped", SOON, async || child.usage().stopped.then_some(())).await;
+    eventually("the engine is stopped", SOON, async || child.usage().await.stopped.then_some(())).await;
     assert_eq!(child.stop(SOON).await, code(3));
     bench.gone().await;
 }

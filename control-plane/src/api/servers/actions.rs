@@ -5,7 +5,7 @@ use axum::extract::State;
 use lifeboat_engines::spec::DesiredState;
 
 use super::view::Server;
-use super::{changed, find, gone, show};
+use super::{changed, find_readable, gone, show};
 use crate::api::error::{ApiError, ErrorEnvelope};
 use crate::api::extract::ServerId;
 use crate::api::state::ApiState;
@@ -50,7 +50,7 @@ pub async fn stop_server(State(state): State<ApiState>, ServerId(id): ServerId) 
     responses((status = 200, body = Server), (status = 404, body = ErrorEnvelope), (status = 409, body = ErrorEnvelope))
 )]
 pub async fn restart_server(State(state): State<ApiState>, ServerId(id): ServerId) -> Result<Json<Server>, ApiError> {
-    let row = find(&state, id).await?;
+    let row = find_readable(&state, id).await?;
     if row.spec.desired_state == DesiredState::Stopped {
         return Err(ApiError::conflict("the row is stopped").hint("start it instead"));
     }
@@ -66,7 +66,7 @@ pub async fn restart_server(State(state): State<ApiState>, ServerId(id): ServerI
 /// Writes the desired state unless it is so already.
 async fn want(state: &ApiState, id: RowId, next: impl Fn(DesiredState, Option<u32>) -> DesiredState) -> Result<Json<Server>, ApiError> {
     for _ in 0..TRIES {
-        let row = find(state, id).await?;
+        let row = find_readable(state, id).await?;
         let mut spec = row.spec.clone();
         spec.desired_state = next(spec.desired_state, spec.idle_seconds);
         if spec == row.spec {
@@ -91,8 +91,8 @@ fn ask_for(state: &ApiState, id: RowId) {
         let mut ticks = state.registry.subscribe();
         let settled = async {
             loop {
-                let view = state.registry.snapshot().rows.get(&id).map(|row| row.status.state);
-                if matches!(view, None | Some(RowState::Ready | RowState::Failed | RowState::Stopped)) || ticks.changed().await.is_err() {
+                let seen = state.registry.snapshot().rows.get(&id).map(|row| (row.status.state, row.desired_state));
+                if is_settled(seen) || ticks.changed().await.is_err() {
                     return;
                 }
             }
@@ -104,4 +104,30 @@ fn ask_for(state: &ApiState, id: RowId) {
         }
         drop(demand);
     });
+}
+
+/// Whether a demand for a row has been met, or cannot be. A row that was stopped a moment ago still shows it, until its
+/// task has taken the start over: that is no answer yet.
+const fn is_settled(seen: Option<(RowState, DesiredState)>) -> bool {
+    matches!(seen, None | Some((RowState::Ready | RowState::Failed, _) | (RowState::Stopped, DesiredState::Stopped)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_was_stopped_and_is_wanted_again_is_waited_for() {
+        for (seen, settled) in [
+            (None, true),
+            (Some((RowState::Ready, DesiredState::OnDemand)), true),
+            (Some((RowState::Failed, DesiredState::OnDemand)), true),
+            (Some((RowState::Stopped, DesiredState::Stopped)), true),
+            (Some((RowState::Stopped, DesiredState::OnDemand)), false),
+            (Some((RowState::Starting, DesiredState::OnDemand)), false),
+            (Some((RowState::Sleeping, DesiredState::OnDemand)), false),
+        ] {
+            assert_eq!(is_settled(seen), settled, "{seen:?}");
+        }
+    }
 }

@@ -85,6 +85,16 @@ pub struct Server {
 impl Server {
     /// Joins what is wanted and what is observed.
     pub fn new(row: ServerRow, status: RowStatus, slots_in_use: u32) -> Self {
+        let status = match &row.unreadable {
+            Some(problem) => RowStatus {
+                state: RowState::Failed,
+                state_reason: Some(format!(
+                    "this version of Lifeboat cannot read the row ({problem}); start the one that wrote it, or delete the row"
+                )),
+                ..RowStatus::default()
+            },
+            None => status,
+        };
         let EngineSpec {
             model_name,
             aliases,
