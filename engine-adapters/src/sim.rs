@@ -39,7 +39,7 @@ pub enum Value {
 }
 
 /// The flags of the simulated engine a row may use, and what follows each.
-pub const FLAGS: [(&str, Value); 26] = [
+pub const FLAGS: [(&str, Value); 27] = [
     ("--prefill-us-per-char", Value::Number),
     ("--decode-us-per-token", Value::Number),
     ("--batch-slowdown", Value::Number),
@@ -52,6 +52,7 @@ pub const FLAGS: [(&str, Value); 26] = [
     ("--kv-unified", Value::None),
     ("--copy-us-per-token", Value::Number),
     ("--pool-tokens", Value::Number),
+    ("--early-head", Value::None),
     ("--crash-after", Value::Number),
     ("--crash-at-start", Value::None),
     ("--exit-zero-after", Value::Number),

@@ -79,6 +79,9 @@ pub struct Settings {
     /// Engines in this process, on ports that follow each other.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub instances: u16,
+    /// Send the head of a stream when its prompt gets a slot, as llama-server does, and not when the prompt is read.
+    #[arg(long)]
+    pub early_head: bool,
     /// MiB of memory to take while loading.
     #[arg(long, default_value_t = 0)]
     pub memory_mib: usize,

@@ -296,7 +296,7 @@ impl Shared {
         loop {
             match events.recv().await {
                 Some(Event::Done(usage)) => return Ok(usage),
-                Some(Event::Progress(_) | Event::Started(_) | Event::Word(_)) => {}
+                Some(Event::Begun | Event::Progress(_) | Event::Started(_) | Event::Word(_)) => {}
                 Some(Event::Failed) => return Err(Box::new(failed())),
                 Some(Event::Busy) => return Err(Box::new(busy())),
                 Some(Event::Garbage) => return Err(Box::new(garbage().into_response())),
@@ -378,10 +378,10 @@ async fn generate(State(shared): App, headers: &HeaderMap, body: &[u8], dialect:
     let model = body.model.as_deref().unwrap_or(&shared.settings.model);
     let include_usage = body.stream_options.as_ref().is_some_and(|options| options.include_usage);
     let reply = Reply::new(dialect, &id, model, clock::unix_millis() / 1000, include_usage, finish);
-    // Nothing is answered before the prompt is read, or a part of it where the client asked for that: so an error can still
-    // have its status.
+    // Nothing is answered before the prompt is read, so that an error can still have its status; but where the client asked
+    // to be told how far it is, or the head is to come early.
     let first = match events.recv().await {
-        Some(first @ (Event::Progress(_) | Event::Started(_))) => first,
+        Some(first @ (Event::Begun | Event::Progress(_) | Event::Started(_))) => first,
         Some(Event::Failed) => return failed(),
         Some(Event::Busy) => return busy(),
         Some(Event::Garbage) => return garbage().into_response(),
@@ -396,7 +396,7 @@ async fn generate(State(shared): App, headers: &HeaderMap, body: &[u8], dialect:
             Event::Word(word) => text.push_str(word),
             Event::Done(usage) => return axum::Json(reply.whole(&text, &shared.shown(&usage))).into_response(),
             Event::Garbage => return garbage().into_response(),
-            Event::Progress(_) | Event::Started(_) | Event::Cut | Event::Failed | Event::Busy => break,
+            Event::Begun | Event::Progress(_) | Event::Started(_) | Event::Cut | Event::Failed | Event::Busy => break,
         }
     }
     cut()
@@ -458,6 +458,7 @@ impl Streaming {
 
     fn write(&mut self, event: Event, bytes: &mut Vec<u8>) {
         match event {
+            Event::Begun => {}
             Event::Progress(usage) => bytes.extend_from_slice(self.reply.progress(&self.shared.shown(&usage)).as_bytes()),
             Event::Started(usage) => bytes.extend_from_slice(self.reply.begin(&self.shared.shown(&usage)).as_bytes()),
             Event::Word(word) => {

@@ -42,6 +42,8 @@ pub struct Job {
 /// What a request is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
+    /// It has a slot.
+    Begun,
     /// A part of the prompt is read.
     Progress(Usage),
     /// The prompt is read.
@@ -166,6 +168,7 @@ pub struct ProcessFault(pub FaultKind);
 pub struct Slots {
     engine: Engine<Text, Client>,
     deaf: bool,
+    early_head: bool,
     happened: Vec<Happening<&'static str>>,
     /// Counters since the start.
     pub totals: Totals,
@@ -174,7 +177,13 @@ pub struct Slots {
 impl Slots {
     /// Empty slots, as after a load.
     pub fn new(settings: &Settings) -> Self {
-        Self { engine: Engine::new(&settings.engine()), deaf: settings.deaf_to_unstreamed, happened: Vec::new(), totals: Totals::default() }
+        Self {
+            engine: Engine::new(&settings.engine()),
+            deaf: settings.deaf_to_unstreamed,
+            early_head: settings.early_head,
+            happened: Vec::new(),
+            totals: Totals::default(),
+        }
     }
 
     /// Requests without a slot.
@@ -234,6 +243,10 @@ impl Slots {
         self.engine.retain(|client| !client.out.is_closed() || (deaf && !client.streamed));
         for (slot, cached) in self.engine.assign() {
             let Some((client, cost, _)) = self.engine.active(slot) else { continue };
+            // A failure that has a status of its own comes before the head.
+            if self.early_head && client.streamed && client.due(0) != Some(FaultKind::Error) {
+                client.tell(Event::Begun);
+            }
             if client.progress {
                 client.tell(Event::Progress(Usage::new(slot, cost)));
             }
@@ -360,7 +373,7 @@ mod tests {
         loop {
             match events.try_recv().unwrap() {
                 Event::Done(usage) => return usage,
-                Event::Progress(_) | Event::Started(_) | Event::Word(_) => {}
+                Event::Begun | Event::Progress(_) | Event::Started(_) | Event::Word(_) => {}
                 other => panic!("{other:?}"),
             }
         }

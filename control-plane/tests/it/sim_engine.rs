@@ -126,6 +126,93 @@ async fn a_client_that_goes_frees_its_slot_streaming_or_not() {
 }
 
 #[tokio::test]
+async fn a_slot_is_taken_as_asked_and_keeps_its_conversation() {
+    let engine = Engine::ready(&["--slots", "3", "--decode-us-per-token", "100", "--tokens", "4"]).await;
+    let ask = |text: &str, slot: i64| json!({"messages": [{"role": "user", "content": text}], "id_slot": slot});
+    let long = "a long story ".repeat(40);
+    engine.post("/v1/chat/completions", ask(&long, 4)).await;
+    engine.post("/v1/chat/completions", ask(&"another one ".repeat(40), 2)).await;
+    let (_, again) = engine.post("/v1/chat/completions", ask(&long, 1)).await;
+    let timings = &again["timings"];
+    assert!(timings["cache_n"].as_u64().unwrap() > 100 && timings["prompt_n"].as_u64().unwrap() < 12, "4 is slot 1 of 3: {timings}");
+    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], timings["cache_n"]);
+}
+
+#[tokio::test]
+async fn how_much_of_a_prompt_is_read_is_told_where_asked_for() {
+    let engine = Engine::ready(&["--context", "40000", "--prefill-us-per-char", "1", "--tokens", "2"]).await;
+    let mut body = streamed(&"x".repeat(20_000));
+    body["return_progress"] = json!(true);
+    let events = SseStream::new(engine.send("/v1/chat/completions", body).await.unwrap()).collect().await;
+    let told: Vec<Value> = events[..events.len() - 1].iter().map(|event| event.json()["prompt_progress"].clone()).collect();
+    let read: Vec<u64> = told.iter().filter_map(|progress| progress["processed"].as_u64()).collect();
+    assert!(read.len() >= 4 && read.is_sorted() && read[0] == 0, "{read:?}");
+    assert_eq!(read.last(), told[0]["total"].as_u64().as_ref());
+}
+
+#[tokio::test]
+async fn a_shared_pool_counts_under_the_names_of_vllm() {
+    let engine =
+        Engine::ready(&["--cache", "shared-pool", "--pool-tokens", "16000", "--decode-us-per-token", "100", "--tokens", "2"]).await;
+    let long = "what everybody asks ".repeat(40);
+    for number in 0..2 {
+        let body = json!({"messages": [{"role": "user", "content": format!("{long}{number}")}]});
+        let (_, reply) = engine.post("/v1/chat/completions", body).await;
+        let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        assert_eq!(cached > 150, number == 1, "{cached}");
+    }
+    let metrics = engine.get("/metrics").await;
+    for name in
+        ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_hits_total", "prefix_cache_queries_total"]
+    {
+        assert!(metrics.contains(&format!("\nvllm:{name}{{")), "{name}: {metrics}");
+    }
+    assert!(metrics.contains("num_gpu_blocks=\"1000\""), "{metrics}");
+    assert!(engine.get("/slots").await.contains("not_found_error"));
+}
+
+#[tokio::test]
+async fn one_process_can_be_several_engines() {
+    let client = client();
+    let is_ready = async |port: u16| {
+        let reply = client.get(format!("http://127.0.0.1:{port}/health")).send().await;
+        reply.is_ok_and(|reply| reply.status() == StatusCode::OK)
+    };
+    // Nobody keeps ports free that follow each other: where another test has one of them, the next three are tried.
+    for _ in 0..5 {
+        let port = free_port();
+        let mut command = command(env!("CARGO_BIN_EXE_lifeboat"));
+        command.args(["sim-engine", "--port", &port.to_string(), "--instances", "3"]).stderr(Stdio::null());
+        let mut process = Served::start(&mut command).unwrap();
+        let all = eventually("all are ready, or the process has ended", Duration::from_secs(20), || {
+            let ended = process.ended().is_some();
+            let is_ready = &is_ready;
+            async move {
+                let all = is_ready(port).await && is_ready(port + 1).await && is_ready(port + 2).await;
+                (all || ended).then_some(all)
+            }
+        });
+        if all.await {
+            return;
+        }
+    }
+    panic!("three engines never came up");
+}
+
+#[tokio::test]
+async fn the_head_of_a_stream_comes_early_where_it_is_to() {
+    let engine = Engine::ready(&["--context", "40000", "--prefill-us-per-char", "100", "--tokens", "2", "--early-head"]).await;
+    let began = tokio::time::Instant::now();
+    let reply = engine.send("/v1/chat/completions", streamed(&"x".repeat(10_000))).await.unwrap();
+    let head = began.elapsed();
+    let events = SseStream::new(reply).collect().await;
+    assert!(head < Duration::from_millis(500) && began.elapsed() > Duration::from_millis(900), "{head:?} of {:?}", began.elapsed());
+    assert_eq!(events.last().unwrap().data, "[DONE]");
+    let failed = engine.send("/v1/chat/completions", json!({"messages": [], "stream": true, "sim_fault": "error"})).await.unwrap();
+    assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
 async fn requests_beyond_the_slots_are_counted_as_deferred() {
     let engine = Engine::ready(&["--slots", "1", "--tokens", "100000", "--context", "200000"]).await;
     let first = engine.send("/v1/chat/completions", streamed("one")).await.unwrap();
