@@ -17,6 +17,8 @@ const LOSS: f64 = 1.0;
 const HEAT_SECONDS: f64 = 5.0;
 /// The price of reading, at most, as a multiple of the time it takes.
 const MOST_PRICE: f64 = 4.0;
+/// The same on rows with a pool of blocks.
+const POOL_PRICE: f64 = 20.0;
 /// Seconds in which the chance that a conversation goes on halves.
 const RETURN_HALF_LIFE: f64 = 5.0;
 /// What a sequence costs that can be fetched back from host memory, as a part of reading it.
@@ -27,6 +29,8 @@ const GOES_ON: f64 = 0.9;
 const PLACEMENT: f64 = 0.05;
 /// Seconds without a turn after which a conversation is taken for ended.
 const LIVES_SECONDS: f64 = 60.0;
+/// Waiting requests looked at for one event, oldest first.
+const EXAMINED: usize = 64;
 /// Weight of the newest in the mean time a request keeps its slot.
 const WEIGHT: f64 = 0.1;
 
@@ -72,6 +76,8 @@ struct Waiting<S> {
     since: f64,
     id: u64,
     prompt: S,
+    /// Of the prompt, where rows keep blocks.
+    blocks: Vec<u64>,
     output: u32,
 }
 
@@ -158,10 +164,13 @@ impl<S: Sequence + Clone> Oracle<S> {
     }
 
     /// The best slot of a row.
-    fn best_slot(row: &Row<S>, prompt: &S, now: f64) -> Option<Offer> {
+    fn best_slot(row: &Row<S>, request: &Waiting<S>, now: f64) -> Option<Offer> {
+        let prompt = &request.prompt;
         let idle = || (0..row.busy.len()).filter(|slot| !row.busy[*slot]);
         match &row.cache {
-            Cache::Pool(pool) => idle().next().map(|slot| Offer { wanted: None, slot, found: pool.peek(prompt) as f64, lost: 0.0 }),
+            Cache::Pool(pool) => {
+                idle().next().map(|slot| Offer { wanted: None, slot, found: pool.peek(&request.blocks, prompt.tokens()) as f64, lost: 0.0 })
+            }
             Cache::Slots(slots, host) => {
                 let offer = |wanted: Option<usize>| {
                     let (slot, found) = slots.peek(prompt, wanted)?;
@@ -202,9 +211,10 @@ impl<S: Sequence + Clone> Oracle<S> {
     }
 
     /// Tokens a row without a free slot will have of a prompt.
-    fn later(row: &Row<S>, prompt: &S) -> f64 {
+    fn later(row: &Row<S>, request: &Waiting<S>) -> f64 {
+        let prompt = &request.prompt;
         match &row.cache {
-            Cache::Pool(pool) => pool.peek(prompt) as f64,
+            Cache::Pool(pool) => pool.peek(&request.blocks, prompt.tokens()) as f64,
             Cache::Slots(slots, _) => slots.host().better(None, prompt).map_or(0, |held| held.common_prefix(prompt)) as f64,
         }
     }
@@ -223,14 +233,20 @@ impl<S: Sequence + Clone> Oracle<S> {
             let row = &self.rows[at];
             let busy = row.busy.iter().filter(|busy| **busy).count() as f64;
             let step_seconds = self.speed.decode_micros / 1e6;
-            let (offer, cost) = if let Some(offer) = Self::best_slot(row, prompt, now) {
+            // In a pool everything that is read pushes as much out, for good and for everybody: it is read elsewhere only to
+            // get around a long wait.
+            let price = if matches!(row.cache, Cache::Pool(_)) { POOL_PRICE } else { price };
+            let (offer, cost) = if let Some(offer) = Self::best_slot(row, request, now) {
                 // A conversation that is new here comes to stay: rows are to be filled evenly.
                 let crowd = if home == Some(at) { 0.0 } else { living[at] * PLACEMENT };
                 let read = self.reading(row.pending + (1.0 + price) * (length - offer.found) + LOSS * offer.lost + crowd);
                 (Some(offer), (step_seconds * self.speed.batch_slowdown).mul_add(busy, read))
             } else {
                 let wait = f64::from(1 + row.waiters) * self.service / row.busy.len() as f64;
-                (None, if impatient { f64::INFINITY } else { 0.0 } + wait + (1.0 + price) * self.reading(length - Self::later(row, prompt)))
+                (
+                    None,
+                    if impatient { f64::INFINITY } else { 0.0 } + wait + (1.0 + price) * self.reading(length - Self::later(row, request)),
+                )
             };
             if best.as_ref().is_none_or(|best| cost < best.cost - 1e-9) {
                 best = Some(Best { row: at, offer, cost });
@@ -240,7 +256,7 @@ impl<S: Sequence + Clone> Oracle<S> {
     }
 
     fn send(&mut self, request: Waiting<S>, row: usize, offer: Offer, now: f64) -> Option<Dispatch> {
-        let Waiting { session, id, prompt, output, .. } = request;
+        let Waiting { session, id, prompt, blocks, output, .. } = request;
         let limit = output as usize;
         let state = &mut self.rows[row];
         let (slot, found) = match &mut state.cache {
@@ -249,7 +265,9 @@ impl<S: Sequence + Clone> Oracle<S> {
                 (placed.slot, placed.cached)
             }
             // A pool that is full queues for itself; what it finds then is close to what is there now.
-            Cache::Pool(pool) => (offer.slot, pool.launch(offer.slot, &prompt, limit, true).unwrap_or_else(|| pool.peek(&prompt))),
+            Cache::Pool(pool) => {
+                (offer.slot, pool.launch(offer.slot, &prompt, limit, true).unwrap_or_else(|| pool.peek(&blocks, prompt.tokens())))
+            }
         };
         let unread = (prompt.tokens() - found) as f64;
         state.busy[slot] = true;
@@ -265,16 +283,21 @@ impl<S: Sequence + Clone> Oracle<S> {
         for row in &mut self.rows {
             row.waiters = 0;
         }
-        for _ in 0..self.waiting.len() {
+        let mut left = Vec::new();
+        let count = self.waiting.len();
+        for _ in 0..count.min(EXAMINED) {
             let Some(request) = self.waiting.pop_front() else { break };
             match self.choose(&request, now) {
                 Some(Best { row, offer: Some(offer), .. }) => sent.extend(self.send(request, row, offer, now)),
                 Some(Best { row, offer: None, .. }) => {
                     self.rows[row].waiters += 1;
-                    self.waiting.push_back(request);
+                    left.push(request);
                 }
-                None => self.waiting.push_back(request),
+                None => left.push(request),
             }
+        }
+        for request in left.into_iter().rev() {
+            self.waiting.push_front(request);
         }
     }
 }
@@ -282,11 +305,16 @@ impl<S: Sequence + Clone> Oracle<S> {
 impl<S: Sequence + Clone + Send> Strategy<S> for Oracle<S> {
     fn arrive(&mut self, question: &Question<'_, S>, now: f64, sent: &mut Vec<Dispatch>) {
         self.observe(now);
+        let block = self.rows.iter().find_map(|row| match &row.cache {
+            Cache::Pool(pool) => Some(pool.size().1),
+            Cache::Slots(..) => None,
+        });
         self.waiting.push_back(Waiting {
             session: question.session,
             since: now,
             id: question.id,
             prompt: question.prompt.clone(),
+            blocks: block.map_or_else(Vec::new, |block| question.prompt.blocks(block)),
             output: question.output,
         });
         self.hand_out(now, sent);

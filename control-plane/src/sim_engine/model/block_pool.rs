@@ -70,11 +70,11 @@ impl BlockPool {
         (self.capacity, self.block)
     }
 
-    /// Tokens a prompt would find now.
-    pub fn peek<S: Sequence>(&self, prompt: &S) -> usize {
-        let hashes = prompt.blocks(self.block);
-        let known = hashes.iter().take_while(|hash| self.blocks.contains_key(hash)).count();
-        known.min(prompt.tokens().saturating_sub(1) / self.block) * self.block
+    /// Tokens a prompt of so many tokens and these blocks would find now.
+    pub fn peek(&self, blocks: &[u64], tokens: usize) -> usize {
+        // The end of a sequence goes before its beginning, so what is there is one piece.
+        let known = blocks.partition_point(|hash| self.blocks.contains_key(hash));
+        known.min(tokens.saturating_sub(1) / self.block) * self.block
     }
 
     /// Begins a prompt in this place, which must be free; the tokens found. `None` = it does not fit now.
@@ -181,7 +181,9 @@ mod tests {
     fn a_beginning_read_once_is_there_for_everybody() {
         let mut pool = BlockPool::new(1600, 16, 4);
         assert_eq!(serve(&mut pool, &runs(&[(1, 160), (2, 64)])), 0);
-        assert_eq!(serve(&mut pool, &runs(&[(1, 160), (3, 64)])), 160);
+        let next = runs(&[(1, 160), (3, 64)]);
+        assert_eq!(pool.peek(&next.blocks(16), next.tokens()), 160);
+        assert_eq!(serve(&mut pool, &next), 160);
         // Even while the first to read it is at work.
         assert_eq!(pool.launch(0, &runs(&[(4, 160), (2, 64)]), 16, true), Some(0));
         assert_eq!(pool.launch(1, &runs(&[(4, 160), (3, 64)]), 16, true), Some(160));
