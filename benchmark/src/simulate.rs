@@ -114,7 +114,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 Some(world::run(usize::from(options.rows), &engine, strategy, load))
             })
             .collect();
-        lines.push(options.line(*kind, &runs));
+        if !runs.is_empty() {
+            lines.push(options.line(*kind, &runs));
+        }
     }
     print(options, &lines);
     report::json(options.json.as_deref(), &lines)

@@ -10,7 +10,7 @@ mod oracle;
 mod rules;
 
 use ::lifeboat::routing::Mode;
-use ::lifeboat::sim_engine::model::{EngineSetup, Runs, Sequence};
+use ::lifeboat::sim_engine::model::{CacheSetup, EngineSetup, Runs, Sequence};
 use clap::ValueEnum;
 
 /// A part of a prompt: a system text, a message, an answer. The same id is the same text.
@@ -98,7 +98,7 @@ pub enum Kind {
     CacheAware,
     /// llm-d's gate: rows with 80% of the prompt, unless they have far more tokens in flight.
     PrefixGate,
-    /// Knows what every engine holds, and sends to where the first token comes soonest.
+    /// Knows what every slot and host cache holds, and sends to where the first token comes soonest. Not for pools.
     Oracle,
     /// Lifeboat's own decisions, mode `ttft`, without a session key.
     Lifeboat,
@@ -114,7 +114,8 @@ impl Kind {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// One for rows of engines like this, for any kind of prompt; `None` where the parts of it are needed.
+    /// One for rows of engines like this, for any kind of prompt; `None` where the parts of it are needed, or
+    /// the engines are not of its kind.
     pub fn build<S: Sequence + Clone + Send + 'static>(self, rows: usize, engine: &EngineSetup) -> Option<Box<dyn Strategy<S>>> {
         Some(match self {
             Self::RoundRobin => Box::new(immediate::Immediate::new(rows, rules::RoundRobin::default())),
@@ -123,7 +124,10 @@ impl Kind {
             Self::StickyTable => Box::new(immediate::Immediate::new(rows, rules::StickyTable::default())),
             Self::CacheAware => Box::new(immediate::Immediate::new(rows, rules::CacheAware::new(rows))),
             Self::PrefixGate => Box::new(immediate::Immediate::new(rows, rules::PrefixGate::new(rows))),
-            Self::Oracle => Box::new(oracle::Oracle::new(rows, engine)),
+            Self::Oracle => match engine.cache {
+                CacheSetup::Slots(rules) => Box::new(oracle::Oracle::new(rows, engine, rules)),
+                CacheSetup::Pool { .. } => return None,
+            },
             Self::Lifeboat | Self::LifeboatKeyed | Self::LifeboatHybrid => return None,
         })
     }

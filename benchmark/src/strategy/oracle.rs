@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use lifeboat::sim_engine::model::{BlockPool, CacheSetup, EngineSetup, Sequence, SlotCache, Speed};
+use lifeboat::sim_engine::model::{EngineSetup, Sequence, SlotCache, SlotRules, Speed};
 
 use super::{Dispatch, Outcome, Question, Strategy};
 
@@ -17,8 +17,6 @@ const LOSS: f64 = 1.0;
 const HEAT_SECONDS: f64 = 5.0;
 /// The price of reading, at most, as a multiple of the time it takes.
 const MOST_PRICE: f64 = 4.0;
-/// The same on rows with a pool of blocks.
-const POOL_PRICE: f64 = 20.0;
 /// Seconds in which the chance that a conversation goes on halves.
 const RETURN_HALF_LIFE: f64 = 5.0;
 /// What a sequence costs that can be fetched back from host memory, as a part of reading it.
@@ -35,14 +33,8 @@ const EXAMINED: usize = 64;
 const WEIGHT: f64 = 0.1;
 
 #[derive(Debug)]
-enum Cache<S> {
-    Slots(SlotCache<S>, usize),
-    Pool(BlockPool),
-}
-
-#[derive(Debug)]
 struct Row<S> {
-    cache: Cache<S>,
+    slots: SlotCache<S>,
     busy: Vec<bool>,
     /// When each slot was used last.
     used: Vec<f64>,
@@ -76,8 +68,6 @@ struct Waiting<S> {
     since: f64,
     id: u64,
     prompt: S,
-    /// Of the prompt, where rows keep blocks.
-    blocks: Vec<u64>,
     output: u32,
 }
 
@@ -109,6 +99,7 @@ pub struct Oracle<S> {
     flights: HashMap<u64, Flight<S>>,
     waiting: VecDeque<Waiting<S>>,
     homes: HashMap<u64, Home>,
+    host_tokens: usize,
     speed: Speed,
     service: f64,
     turn: usize,
@@ -124,18 +115,21 @@ fn lost_to_owner<S: Sequence>(held: &S, prompt: &S) -> f64 {
 }
 
 impl<S: Sequence + Clone> Oracle<S> {
-    /// For rows of engines like this one.
-    pub fn new(rows: usize, engine: &EngineSetup) -> Self {
-        let cache = || match engine.cache {
-            CacheSetup::Slots(rules) => Cache::Slots(SlotCache::new(engine.slots, rules), rules.host_tokens),
-            CacheSetup::Pool { tokens, block } => Cache::Pool(BlockPool::new(tokens, block, engine.slots)),
+    /// For rows of engines like this one, with slots by these rules.
+    pub fn new(rows: usize, engine: &EngineSetup, rules: SlotRules) -> Self {
+        let row = || Row {
+            slots: SlotCache::new(engine.slots, rules),
+            busy: vec![false; engine.slots],
+            used: vec![0.0; engine.slots],
+            pending: 0.0,
+            waiters: 0,
         };
-        let row = || Row { cache: cache(), busy: vec![false; engine.slots], used: vec![0.0; engine.slots], pending: 0.0, waiters: 0 };
         Self {
             rows: (0..rows).map(|_| row()).collect(),
             flights: HashMap::new(),
             waiting: VecDeque::new(),
             homes: HashMap::new(),
+            host_tokens: rules.host_tokens,
             speed: engine.speed,
             service: 2.0,
             turn: 0,
@@ -164,40 +158,33 @@ impl<S: Sequence + Clone> Oracle<S> {
     }
 
     /// The best slot of a row.
-    fn best_slot(row: &Row<S>, request: &Waiting<S>, now: f64) -> Option<Offer> {
-        let prompt = &request.prompt;
-        let idle = || (0..row.busy.len()).filter(|slot| !row.busy[*slot]);
-        match &row.cache {
-            Cache::Pool(pool) => {
-                idle().next().map(|slot| Offer { wanted: None, slot, found: pool.peek(&request.blocks, prompt.tokens()) as f64, lost: 0.0 })
-            }
-            Cache::Slots(slots, host) => {
-                let offer = |wanted: Option<usize>| {
-                    let (slot, found) = slots.peek(prompt, wanted)?;
-                    let chance = 0.5_f64.powf((now - row.used[slot]) / RETURN_HALF_LIFE);
-                    let held = slots.held(slot);
-                    let common = held.map_or(0, |held| held.common_prefix(prompt));
-                    // What is fetched from host memory for a prompt that does not go on with it is lost to its owner.
-                    let fetched = if found > common { slots.host().better(held, prompt) } else { None };
-                    let stolen = fetched.map_or(0.0, |entry| lost_to_owner(entry, prompt));
-                    let loss = match held {
-                        None => 0.0,
-                        // It is not saved: a stranger takes all of it, for what both begin with cannot be in two slots.
-                        Some(held) if fetched.is_none() && common >= held.tokens().div_ceil(2) => lost_to_owner(held, prompt) * chance,
-                        Some(held) if held.tokens() <= *host => {
-                            (held.tokens() as f64).mul_add(FETCH_BACK, slots.host().pushed_out_by(held) as f64) * chance
-                        }
-                        Some(held) => held.tokens() as f64 * chance,
-                    };
-                    Some(Offer { wanted, slot, found: found as f64, lost: loss + stolen })
-                };
-                // Of equal ones the slot not used for longest; and the engine's own choice, which alone fetches into an empty slot.
-                idle().map(Some).chain([None]).filter_map(offer).min_by(|one, two| {
-                    let worth = |offer: &Offer| LOSS.mul_add(offer.lost, -offer.found);
-                    worth(one).total_cmp(&worth(two)).then(slots.released(one.slot).cmp(&slots.released(two.slot)))
-                })
-            }
-        }
+    fn best_slot(&self, row: &Row<S>, prompt: &S, now: f64) -> Option<Offer> {
+        let host = row.slots.host();
+        let offer = |wanted: Option<usize>| {
+            let (slot, found) = row.slots.peek(prompt, wanted)?;
+            let chance = 0.5_f64.powf((now - row.used[slot]) / RETURN_HALF_LIFE);
+            let held = row.slots.held(slot);
+            let common = held.map_or(0, |held| held.common_prefix(prompt));
+            // What is fetched from host memory for a prompt that does not go on with it is lost to its owner.
+            let fetched = if found > common { host.better(held, prompt) } else { None };
+            let stolen = fetched.map_or(0.0, |entry| lost_to_owner(entry, prompt));
+            let loss = match held {
+                None => 0.0,
+                // It is not saved: a stranger takes all of it, for what both begin with cannot be in two slots.
+                Some(held) if fetched.is_none() && common >= held.tokens().div_ceil(2) => lost_to_owner(held, prompt) * chance,
+                Some(held) if held.tokens() <= self.host_tokens => {
+                    (held.tokens() as f64).mul_add(FETCH_BACK, host.pushed_out_by(held) as f64) * chance
+                }
+                Some(held) => held.tokens() as f64 * chance,
+            };
+            Some(Offer { wanted, slot, found: found as f64, lost: loss + stolen })
+        };
+        // Of equal ones the slot not used for longest; and the engine's own choice, which alone fetches into an empty slot.
+        let idle = (0..row.busy.len()).filter(|slot| !row.busy[*slot]);
+        idle.map(Some).chain([None]).filter_map(offer).min_by(|one, two| {
+            let worth = |offer: &Offer| LOSS.mul_add(offer.lost, -offer.found);
+            worth(one).total_cmp(&worth(two)).then(row.slots.released(one.slot).cmp(&row.slots.released(two.slot)))
+        })
     }
 
     /// Tokens of the conversations that live on each row.
@@ -211,12 +198,8 @@ impl<S: Sequence + Clone> Oracle<S> {
     }
 
     /// Tokens a row without a free slot will have of a prompt.
-    fn later(row: &Row<S>, request: &Waiting<S>) -> f64 {
-        let prompt = &request.prompt;
-        match &row.cache {
-            Cache::Pool(pool) => pool.peek(&request.blocks, prompt.tokens()) as f64,
-            Cache::Slots(slots, _) => slots.host().better(None, prompt).map_or(0, |held| held.common_prefix(prompt)) as f64,
-        }
+    fn later(row: &Row<S>, prompt: &S) -> f64 {
+        row.slots.host().better(None, prompt).map_or(0, |held| held.common_prefix(prompt)) as f64
     }
 
     fn choose(&mut self, request: &Waiting<S>, now: f64) -> Option<Best> {
@@ -233,20 +216,14 @@ impl<S: Sequence + Clone> Oracle<S> {
             let row = &self.rows[at];
             let busy = row.busy.iter().filter(|busy| **busy).count() as f64;
             let step_seconds = self.speed.decode_micros / 1e6;
-            // In a pool everything that is read pushes as much out, for good and for everybody: it is read elsewhere only to
-            // get around a long wait.
-            let price = if matches!(row.cache, Cache::Pool(_)) { POOL_PRICE } else { price };
-            let (offer, cost) = if let Some(offer) = Self::best_slot(row, request, now) {
+            let (offer, cost) = if let Some(offer) = self.best_slot(row, prompt, now) {
                 // A conversation that is new here comes to stay: rows are to be filled evenly.
                 let crowd = if home == Some(at) { 0.0 } else { living[at] * PLACEMENT };
                 let read = self.reading(row.pending + (1.0 + price) * (length - offer.found) + LOSS * offer.lost + crowd);
                 (Some(offer), (step_seconds * self.speed.batch_slowdown).mul_add(busy, read))
             } else {
                 let wait = f64::from(1 + row.waiters) * self.service / row.busy.len() as f64;
-                (
-                    None,
-                    if impatient { f64::INFINITY } else { 0.0 } + wait + (1.0 + price) * self.reading(length - Self::later(row, request)),
-                )
+                (None, if impatient { f64::INFINITY } else { 0.0 } + wait + (1.0 + price) * self.reading(length - Self::later(row, prompt)))
             };
             if best.as_ref().is_none_or(|best| cost < best.cost - 1e-9) {
                 best = Some(Best { row: at, offer, cost });
@@ -256,19 +233,10 @@ impl<S: Sequence + Clone> Oracle<S> {
     }
 
     fn send(&mut self, request: Waiting<S>, row: usize, offer: Offer, now: f64) -> Option<Dispatch> {
-        let Waiting { session, id, prompt, blocks, output, .. } = request;
-        let limit = output as usize;
+        let Waiting { session, id, prompt, output, .. } = request;
         let state = &mut self.rows[row];
-        let (slot, found) = match &mut state.cache {
-            Cache::Slots(slots, _) => {
-                let placed = slots.launch(&prompt, offer.wanted, limit, true, true)?;
-                (placed.slot, placed.cached)
-            }
-            // A pool that is full queues for itself; what it finds then is close to what is there now.
-            Cache::Pool(pool) => {
-                (offer.slot, pool.launch(offer.slot, &prompt, limit, true).unwrap_or_else(|| pool.peek(&blocks, prompt.tokens())))
-            }
-        };
+        let placed = state.slots.launch(&prompt, offer.wanted, output as usize, true, true)?;
+        let (slot, found) = (placed.slot, placed.cached);
         let unread = (prompt.tokens() - found) as f64;
         state.busy[slot] = true;
         state.pending += unread;
@@ -305,16 +273,11 @@ impl<S: Sequence + Clone> Oracle<S> {
 impl<S: Sequence + Clone + Send> Strategy<S> for Oracle<S> {
     fn arrive(&mut self, question: &Question<'_, S>, now: f64, sent: &mut Vec<Dispatch>) {
         self.observe(now);
-        let block = self.rows.iter().find_map(|row| match &row.cache {
-            Cache::Pool(pool) => Some(pool.size().1),
-            Cache::Slots(..) => None,
-        });
         self.waiting.push_back(Waiting {
             session: question.session,
             since: now,
             id: question.id,
             prompt: question.prompt.clone(),
-            blocks: block.map_or_else(Vec::new, |block| question.prompt.blocks(block)),
             output: question.output,
         });
         self.hand_out(now, sent);
@@ -342,10 +305,7 @@ impl<S: Sequence + Clone + Send> Strategy<S> for Oracle<S> {
             held.decode(outcome.output as usize);
         }
         held.keep_first(prompt + outcome.output.saturating_sub(1) as usize);
-        match &mut row.cache {
-            Cache::Slots(slots, _) => slots.release(flight.slot, held),
-            Cache::Pool(pool) => pool.release(flight.slot, &held),
-        }
+        row.slots.release(flight.slot, held);
         self.service += WEIGHT * (now - flight.since - self.service);
         self.hand_out(now, sent);
     }
