@@ -1,7 +1,7 @@
 //! The world of a simulation: a clock that jumps, rows, one strategy, conversations that go on when they are answered.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use lifeboat::sim_engine::model::{Engine, EngineSetup, Happening, Request, Runs, Step};
 use tokio::time::Instant;
@@ -80,7 +80,8 @@ struct World {
     load: Load,
     events: BinaryHeap<Reverse<Event>>,
     talks: HashMap<u64, Talk>,
-    pending: HashMap<u64, Pending>,
+    /// In the order of their arrival, so that a run ends the same way each time.
+    pending: BTreeMap<u64, Pending>,
     upcoming: Option<Conversation>,
     next: u64,
     now: f64,
@@ -99,7 +100,7 @@ pub fn run(rows: usize, setup: &EngineSetup, strategy: Box<dyn Strategy<Runs>>, 
         load,
         events: BinaryHeap::new(),
         talks: HashMap::new(),
-        pending: HashMap::new(),
+        pending: BTreeMap::new(),
         upcoming: None,
         next: 0,
         now: 0.0,
