@@ -14,12 +14,13 @@
 //! - `body` the rest of the reply; `heartbeat` company for those who wait
 //! - `standing` what a key has left, as headers
 //! - `active` the requests under way, and how one is ended
-//! - `error` every failure in either dialect; `meter` what the recorder gets
+//! - `error` every failure in either dialect; `meter` what the recorder gets; `charge` what a key pays
 
 pub mod active;
 mod admission;
 mod anthropic;
 mod body;
+mod charge;
 mod error;
 mod exchange;
 mod fleet;

@@ -1018,7 +1018,8 @@ export interface components {
             requests_per_minute: number | null;
             /**
              * Format: int32
-             * @description Tokens in a minute: of prompts as far as no cache had them, and of replies. Counted when a reply has ended.
+             * @description Tokens in a minute: of prompts as far as no cache had them, and of replies. Counted when a reply has ended; where the
+             *     engine did not tell them (the client hung up, say), guessed from what passed.
              * @default null
              */
             tokens_per_minute: number | null;

@@ -18,7 +18,7 @@ use http::HeaderValue;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use lifeboat_engines::dialect::resume::Stitch;
-use lifeboat_engines::dialect::{Dialect, FromChat, StreamReader, Usage};
+use lifeboat_engines::dialect::{BodyReader, Dialect, FromChat, StreamReader, Usage};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -72,6 +72,10 @@ pub(super) struct ReplyBody {
     first: Option<Bytes>,
     last_words: Option<Bytes>,
     events: Option<Events>,
+    /// Looks for the usage in a document that was not held back.
+    along: Option<BodyReader>,
+    /// Bytes passed on of what is no stream of events.
+    passed: u64,
     dialect: Dialect,
     status: u16,
     limits: Limits,
@@ -101,13 +105,14 @@ pub(super) struct Parts {
 }
 
 impl ReplyBody {
-    /// A reply that is no stream of events. `used` = what it says its engine used.
-    pub(super) fn plain(mut parts: Parts, used: Option<Usage>) -> Self {
+    /// A reply that is no stream of events. `used` = what it says its engine used, `along` = looks for it on the way.
+    pub(super) fn plain(mut parts: Parts, used: Option<Usage>, along: Option<BodyReader>) -> Self {
         if let Some(used) = used {
             parts.meter.used(used);
             parts.permit.used(&used);
         }
         let mut body = Self::new(parts, None);
+        body.along = along;
         if body.is_end_stream() {
             body.done();
         }
@@ -137,6 +142,8 @@ impl ReplyBody {
             first: Some(parts.first).filter(|first| !first.is_empty()),
             last_words: None,
             events,
+            along: None,
+            passed: 0,
             dialect: parts.dialect,
             status: parts.status,
             limits: parts.limits,
@@ -158,7 +165,13 @@ impl ReplyBody {
     /// Reads a piece along and gives it the right name. Empty = held back.
     fn pass(&mut self, piece: Bytes) -> Bytes {
         self.meter.piece();
-        let Some(events) = &mut self.events else { return piece };
+        let Some(events) = &mut self.events else {
+            self.passed += piece.len() as u64;
+            if let Some(along) = &mut self.along {
+                along.push(&piece);
+            }
+            return piece;
+        };
         let piece = match &mut events.stitch {
             None => piece,
             Some(stitch) => {
@@ -412,16 +425,24 @@ impl Body for ReplyBody {
 
 impl Drop for ReplyBody {
     fn drop(&mut self) {
-        if let Some(events) = &self.events {
-            if let Some(used) = events.reader.usage() {
-                self.meter.used(used);
-                if let Some(permit) = &mut self.permit {
-                    permit.used(&used);
-                }
+        let used = match &self.events {
+            Some(events) => events.reader.usage(),
+            None => self.along.as_ref().and_then(BodyReader::usage),
+        };
+        if let Some(used) = used {
+            self.meter.used(used);
+            if let Some(permit) = &mut self.permit {
+                permit.used(&used);
             }
-            // Clients often leave at `[DONE]`, before the connection's own end.
-            if self.upstream.is_some() && events.is_finished() {
-                self.done();
+        }
+        match &self.events {
+            None => self.meter.passed_bytes(self.passed, self.upstream.is_none()),
+            Some(events) => {
+                self.meter.passed_events(events.reader.outputs(), events.reader.is_finished());
+                // Clients often leave at `[DONE]`, before the connection's own end.
+                if self.upstream.is_some() && events.is_finished() {
+                    self.done();
+                }
             }
         }
     }

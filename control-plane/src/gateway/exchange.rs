@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use lifeboat_engines::dialect::{Dialect, Usage, usage};
+use lifeboat_engines::dialect::{BodyReader, Dialect, Usage, usage};
 use tracing::Instrument;
 
 use super::Gateway;
@@ -127,9 +127,20 @@ async fn prepare(
     let public = pool.first().map_or(&name, |row| &row.model_name);
     meter.asked(public, asked.peek.stream);
     let ask = prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band());
+    meter.asks(prompt_bytes(route, &ask, &held.bytes), route.has_prompt);
     strip(&mut parts.headers);
     let outgoing = Outgoing { query: parts.uri.query().map(str::to_owned), headers: parts.headers };
     Ok(Prepared { asked, ask, name, held, outgoing })
+}
+
+/// Bytes of the text that an engine reads.
+fn prompt_bytes(route: &Route, ask: &Ask, body: &[u8]) -> u64 {
+    match (route.class, route.shape) {
+        (Class::Generation, _) if route.has_prompt => ask.prefix.bytes,
+        (Class::Generation, Shape::Json | Shape::JsonModelOptional) => body.len() as u64,
+        // A file holds no text, and counting tokens costs none.
+        (Class::Generation, Shape::Multipart) | (Class::Light, _) => 0,
+    }
 }
 
 /// Ollama's clients put a tag behind a name that has none.
@@ -351,9 +362,11 @@ fn respond(gateway: &Arc<Gateway>, route: &Route, prepared: Prepared, permit: Pe
             {
                 parts.first = renamed;
             }
-            ReplyBody::plain(parts, used)
+            // The usage of what is too large to be held back is read along.
+            let along = parts.rest.is_some().then(BodyReader::default);
+            ReplyBody::plain(parts, used, along)
         }
-        (Kind::Other, _) => ReplyBody::plain(parts, None),
+        (Kind::Other, _) => ReplyBody::plain(parts, None, None),
     };
     if let Some(trace) = body.route() {
         headers.insert(ROUTE, trace);

@@ -7,6 +7,7 @@ use lifeboat_engines::dialect::{ErrorCode, Usage};
 use tokio::time::Instant;
 
 use super::active::{Active, ActiveRequests, Entry, Phase};
+use super::charge::Charge;
 use super::error::Failure;
 use super::permit::Permit;
 use crate::host::clock;
@@ -23,6 +24,8 @@ pub(super) struct Meter {
     event: Option<UsageEvent>,
     /// Counts the request as one of its key's until its end.
     running: Option<Running>,
+    /// What it costs that key.
+    charge: Charge,
     /// Shows it among those under way until its end.
     entry: Entry,
 }
@@ -54,7 +57,7 @@ impl Meter {
             priority: Priority::default(),
             route: None,
         };
-        Self { recorder, arrived, span, event: Some(event), running: None, entry }
+        Self { recorder, arrived, span, event: Some(event), running: None, charge: Charge::default(), entry }
     }
 
     /// When the request arrived.
@@ -113,8 +116,14 @@ impl Meter {
         });
     }
 
+    /// Bytes of its prompt, and whether the reply is text made of it.
+    pub(super) const fn asks(&mut self, prompt_bytes: u64, generates: bool) {
+        self.charge.asks(prompt_bytes, generates);
+    }
+
     /// A slot was got.
     pub(super) fn admitted(&mut self, permit: &Permit) {
+        self.charge.on_engine(permit.endpoint.context);
         self.set(|event, arrived| {
             event.row = Some(permit.row.id);
             if event.model.as_ref() != Some(&permit.row.model_name) {
@@ -131,6 +140,7 @@ impl Meter {
             progress.row = Some(trace.row);
             progress.slot = trace.slot;
         });
+        self.charge.finds(trace.predicted_cached_tokens);
         self.set(|event, _| event.route = Some(trace));
     }
 
@@ -169,6 +179,7 @@ impl Meter {
 
     /// An attempt failed and another one follows.
     pub(super) fn retried(&mut self) {
+        self.charge.back_in_line();
         self.entry.update(|progress| {
             progress.phase = Phase::Queued;
             progress.retries += 1;
@@ -184,14 +195,22 @@ impl Meter {
 
     /// The engine says what it used.
     pub(super) fn used(&mut self, usage: Usage) {
-        if let Some(running) = &mut self.running {
-            running.used(usage.prompt_tokens.saturating_sub(usage.cached_tokens) + usage.completion_tokens);
-        }
+        self.charge.told(usage);
         self.set(|event, _| {
             event.prompt_tokens = usage.prompt_tokens;
             event.cached_tokens = usage.cached_tokens;
             event.completion_tokens = usage.completion_tokens;
         });
+    }
+
+    /// What was passed on of a stream, in events that hold a piece of the reply.
+    pub(super) const fn passed_events(&mut self, events: u64, whole: bool) {
+        self.charge.passed_events(events, whole);
+    }
+
+    /// What was passed on of a reply that is no stream.
+    pub(super) const fn passed_bytes(&mut self, bytes: u64, whole: bool) {
+        self.charge.passed_bytes(bytes, whole);
     }
 
     /// The reply was sent in full.
@@ -201,6 +220,7 @@ impl Meter {
 
     /// It ended with an error.
     pub(super) fn failed(&mut self, status: u16, failure: &Failure) {
+        self.charge.failed();
         self.set(|event, _| {
             event.status = status;
             event.error = Some(failure.code().to_owned());
@@ -212,6 +232,9 @@ impl Drop for Meter {
     fn drop(&mut self) {
         let Some(mut event) = self.event.take() else { return };
         event.total = self.arrived.elapsed();
+        if let Some(running) = &mut self.running {
+            running.used(self.charge.tokens());
+        }
         if event.status == CLIENT_LEFT && self.entry.active().is_cancelled() {
             // Dropped in the middle of its wait, without a word to this measurement.
             event.status = ErrorCode::Cancelled.status();

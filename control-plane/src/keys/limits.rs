@@ -33,7 +33,8 @@ const LARGEST: u32 = 1_000_000_000;
 pub struct KeyLimits {
     /// Requests that may begin in a minute.
     pub requests_per_minute: Option<u32>,
-    /// Tokens in a minute: of prompts as far as no cache had them, and of replies. Counted when a reply has ended.
+    /// Tokens in a minute: of prompts as far as no cache had them, and of replies. Counted when a reply has ended; where the
+    /// engine did not tell them (the client hung up, say), guessed from what passed.
     pub tokens_per_minute: Option<u32>,
     /// Requests at once, waiting ones included.
     pub concurrent_requests: Option<u32>,

@@ -144,7 +144,7 @@ impl Running {
         &self.caller
     }
 
-    /// Sets what it has used so far; charged at its end.
+    /// Sets what it has used, in tokens; charged at its end.
     pub const fn used(&mut self, tokens: u64) {
         self.tokens = tokens;
     }

@@ -115,6 +115,30 @@ async fn tokens_are_charged_after_the_reply_and_the_next_request_waits_the_debt_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_hangs_up_before_the_engine_tells_its_tokens_is_charged_for_what_it_got() {
+    let app = app(&SLOW).await;
+    let (_, key) = key(&app, json!({"tokens_per_minute": 4})).await;
+    let mut stream = SseStream::new(ask(&app, &key, "chat", true).send().await.unwrap());
+    let mut words = 0;
+    while words < 8 {
+        let event = stream.next().await.unwrap().expect("the stream goes on").json();
+        assert!(event["usage"].is_null() && event["timings"].is_null(), "{event}");
+        words += u64::from(event["choices"][0]["delta"]["content"].as_str().is_some_and(|text| !text.is_empty()));
+    }
+    drop(stream);
+    let refused = eventually("what it got is charged", STEP, async || {
+        let reply = ask(&app, &key, "no such model", false).send().await.unwrap();
+        (reply.status() == StatusCode::TOO_MANY_REQUESTS).then_some(reply)
+    })
+    .await;
+    // At one token in 15 s: 8 were read, and a few more may have been on their way.
+    let wait: u64 = header(&refused, "retry-after").parse().unwrap();
+    assert!((4 * 15..20 * 15).contains(&wait), "{wait} s");
+    let message = refused.json::<Value>().await.unwrap()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("4 tokens a minute"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_sees_and_uses_its_models_only() {
     let app = app(&QUICK).await;
     app.ready_sim_row("code", &QUICK).await;

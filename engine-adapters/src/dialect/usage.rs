@@ -209,7 +209,7 @@ pub struct StreamReader {
 #[derive(Debug, Default)]
 struct Seen {
     usage: Option<Usage>,
-    has_output: bool,
+    outputs: u64,
     finished: bool,
     error: Option<ApiError>,
 }
@@ -246,9 +246,9 @@ impl StreamReader {
         self.seen.usage
     }
 
-    /// The first piece of the reply itself has come (the time of this is the time to first token).
-    pub fn has_output(&self) -> bool {
-        self.seen.has_output
+    /// Events from the first that held a piece of the reply on: about one a token, and a few more at the end.
+    pub fn outputs(&self) -> u64 {
+        self.seen.outputs
     }
 
     /// The reply is whole. A stream that ends without this has been cut off.
@@ -332,7 +332,8 @@ impl Seen {
             self.finished = true;
             return;
         }
-        self.has_output = self.has_output || !opens_only(event);
+        // Only the first ones are looked at: what follows is one token each but for the last few.
+        self.outputs += u64::from(self.outputs > 0 || !opens_only(event));
         // `stop` is llama.cpp's own /completion.
         self.finished = self.finished || FINISH_REASON.has_value(event) || has_type(event, &ENDINGS) || STOP.has(event, b"true");
         if USAGE.has_value(event) || TIMINGS.has_value(event) {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::world::{endpoint, row, soon};
 use super::{Engine, Step, World, chat, ending, token};
 use crate::support::SseStream;
+use lifeboat::config::GatewayConfig;
 use lifeboat::registry::RowState;
 
 /// Odd spacing, escapes, number forms and key order: none of it may change.
@@ -49,6 +50,27 @@ async fn a_body_and_its_reply_pass_byte_for_byte() {
     assert_eq!((event.status, event.row, event.model.as_deref()), (200, Some(view.id), Some("chat")));
     assert_eq!((event.prompt_tokens, event.cached_tokens, event.completion_tokens), (7, 5, 2));
     assert_eq!(event.request_id, "my-id-1");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_tokens_of_a_document_too_large_to_be_held_back_are_read_on_its_way() {
+    let vectors = "0.125,".repeat(100_000);
+    let document =
+        format!(r#"{{"object":"list","data":[{{"embedding":[{vectors}0]}}],"usage":{{"prompt_tokens":7,"total_tokens":7}},"model":"m"}}"#);
+    let sent = document.clone();
+    let engine = Engine::start(move |_| {
+        let head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+        let pieces = sent.as_bytes().chunks(10_000).map(|piece| Step::Piece(String::from_utf8(piece.to_vec()).unwrap()));
+        [vec![Step::Send(head)], pieces.collect(), vec![Step::End]].concat()
+    })
+    .await;
+    let world = World::with(GatewayConfig { reply_buffer_bytes: 20_000, ..GatewayConfig::default() }, true).await;
+    world.serve("m", &engine, 1);
+    let reply = soon(world.post("/v1/embeddings").json(&json!({ "model": "m", "input": "x" })).send()).await.unwrap();
+    assert_eq!(soon(reply.text()).await.unwrap(), document);
+    let event = world.finished(1).await;
+    assert_eq!((event.status, event.prompt_tokens, event.completion_tokens), (200, 7, 0));
     world.stop().await;
 }
 
