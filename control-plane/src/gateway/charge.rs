@@ -16,10 +16,8 @@ pub(super) struct Charge {
     prompt_bytes: u64,
     /// The reply is text made of the prompt: not vectors, ranks or sound.
     generates: bool,
-    /// An engine works on it, or has answered.
-    on_engine: bool,
-    /// Most tokens of a prompt which that engine takes; 0 = not known.
-    context: u64,
+    /// Most tokens of a prompt which the engine takes that works on it or has answered; 0 = not known.
+    context: Option<u64>,
     /// Tokens expected in its cache.
     cached: u64,
     told: Option<Usage>,
@@ -38,7 +36,7 @@ impl Charge {
 
     /// It is on an engine of that context.
     pub(super) fn on_engine(&mut self, context: u32) {
-        (self.on_engine, self.context) = (true, context.into());
+        self.context = Some(context.into());
     }
 
     /// It is expected to find so many tokens of its prompt there.
@@ -48,7 +46,7 @@ impl Charge {
 
     /// The engine failed it and it is on none.
     pub(super) const fn back_in_line(&mut self) {
-        self.on_engine = false;
+        self.context = None;
     }
 
     /// The engine says what it used so far.
@@ -76,7 +74,7 @@ impl Charge {
     pub(super) fn tokens(&self) -> u64 {
         // Nobody pays for what was refused or failed before anything of it was answered.
         let answered = self.told.is_some() || self.passed > 0;
-        if !answered && (!self.on_engine || self.failed) {
+        if !answered && (self.context.is_none() || self.failed) {
             return 0;
         }
         let told = self.told.unwrap_or_default();
@@ -89,8 +87,8 @@ impl Charge {
     fn guessed_prompt(&self) -> u64 {
         let guessed = self.prompt_bytes / BYTES_PER_TOKEN;
         // A picture has many bytes and few tokens, and nothing larger than the context was read.
-        let bounded = if self.context > 0 { guessed.min(self.context) } else { guessed };
-        bounded.saturating_sub(self.cached)
+        let bound = self.context.filter(|context| *context > 0).unwrap_or(u64::MAX);
+        guessed.min(bound).saturating_sub(self.cached)
     }
 }
 
@@ -113,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_engines_word_counts_and_what_it_kept_to_itself_is_guessed() {
-        let table: [(&str, fn(&mut Charge), u64); 11] = [
+        type Happens = fn(&mut Charge);
+        let table: [(&str, Happens, u64); 11] = [
             (
                 "told at the end",
                 |charge| {
