@@ -21,6 +21,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tokio::sync::Mutex;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -64,6 +65,9 @@ type Hash = [u8; 32];
 #[derive(Debug)]
 pub struct Keys {
     table: ArcSwap<HashMap<Hash, Arc<Entry>>>,
+    /// Held from the read of the database to the change of the table: a reader overtaken by another would put back what
+    /// that one took away.
+    reloading: Mutex<()>,
     /// Hash of this run's local token.
     local: Option<Hash>,
     /// Whether callers without a key are let in while no key exists: only where just this machine can call.
@@ -73,21 +77,32 @@ pub struct Keys {
 impl Keys {
     /// Reads the living keys. `local` is this run's token; `loopback` tells that only this machine can call.
     pub async fn load(store: &Store, local: Option<&LocalToken>, loopback: bool) -> Result<Self, StoreError> {
-        let keys = Self { table: ArcSwap::default(), local: local.map(|token| hash(token.expose())), open_when_empty: loopback };
+        let keys = Self {
+            table: ArcSwap::default(),
+            reloading: Mutex::default(),
+            local: local.map(|token| hash(token.expose())),
+            open_when_empty: loopback,
+        };
         keys.reload(store).await?;
         Ok(keys)
     }
 
-    /// Takes over what the database says now. What keys use at the moment is kept, and so are uses not written yet.
+    /// Takes over what the database says now. What keys use at the moment is kept; of those that are gone, the last use is
+    /// written now, since nobody will do it later.
     pub async fn reload(&self, store: &Store) -> Result<(), StoreError> {
+        let _turn = self.reloading.lock().await;
         let before = self.table.load_full();
         let living = store.list_keys().await?.into_iter().filter(|row| row.revoked_at.is_none());
         let table = living.map(|row| {
             let known = before.get(&row.hash).inspect(|entry| entry.update(&row)).cloned();
             (row.hash, known.unwrap_or_else(|| Arc::new(Entry::new(&row))))
         });
-        let table = table.collect();
+        let table: HashMap<_, _> = table.collect();
+        let gone: Vec<_> = before.iter().filter(|(hash, _)| !table.contains_key(*hash)).map(|(_, entry)| entry).collect();
         self.table.store(Arc::new(table));
+        if let Err(error) = write_uses(store, gone.into_iter()).await {
+            tracing::warn!(%error, "the last use of a revoked key is not written");
+        }
         Ok(())
     }
 
@@ -130,19 +145,24 @@ impl Keys {
     /// Writes the uses noted since the last call.
     pub async fn flush(&self, store: &Store) -> Result<(), StoreError> {
         let table = self.table.load_full();
-        let used: Vec<_> = table.values().filter(|entry| entry.dirty.swap(false, Ordering::AcqRel)).collect();
-        if used.is_empty() {
-            return Ok(());
-        }
-        let rows: Vec<_> = used.iter().map(|entry| (entry.id, entry.last_used.load(Ordering::Relaxed))).collect();
-        let written = store.record_key_use(&rows).await;
-        if written.is_err() {
-            for entry in used {
-                entry.dirty.store(true, Ordering::Release);
-            }
-        }
-        written
+        write_uses(store, table.values()).await
     }
+}
+
+/// Writes the uses that are not written yet; what fails is kept for the next time.
+async fn write_uses(store: &Store, entries: impl Iterator<Item = &Arc<Entry>>) -> Result<(), StoreError> {
+    let used: Vec<_> = entries.filter(|entry| entry.dirty.swap(false, Ordering::AcqRel)).collect();
+    if used.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<_> = used.iter().map(|entry| (entry.id, entry.last_used.load(Ordering::Relaxed))).collect();
+    let written = store.record_key_use(&rows).await;
+    if written.is_err() {
+        for entry in used {
+            entry.dirty.store(true, Ordering::Release);
+        }
+    }
+    written
 }
 
 /// A key that was just made: the row to keep and the secret to show once.

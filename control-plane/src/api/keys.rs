@@ -109,8 +109,8 @@ pub async fn create_key(State(state): State<ApiState>, Body(wanted): Body<Create
     check_limits(&wanted.limits)?;
     let first = state.store.list_keys().await?.iter().all(|row| row.revoked_at.is_some());
     let created = generate(name, &wanted.scopes, wanted.limits);
-    state.store.create_key(&created.row).await?;
-    state.keys.reload(&state.store).await?;
+    let row = created.row.clone();
+    to_the_end(&state, async move |state| Ok(state.store.create_key(&row).await?)).await?;
     tracing::info!(key.id = %created.row.id, key.name = name, "created an API key");
     Ok((
         StatusCode::CREATED,
@@ -126,21 +126,8 @@ pub async fn create_key(State(state): State<ApiState>, Body(wanted): Body<Create
 pub async fn update_key(State(state): State<ApiState>, Name(id): Name, Body(change): Body<EditKey>) -> Result<Json<Key>, ApiError> {
     let missing = || ApiError::not_found("living key", &id);
     let parsed: Uuid = id.parse().map_err(|_| missing())?;
-    let found = state.store.list_keys().await?.into_iter().find(|row| row.id == parsed && row.revoked_at.is_none());
-    let mut row = found.ok_or_else(missing)?;
-    if let Some(name) = &change.name {
-        checked_name(name)?.clone_into(&mut row.name);
-    }
-    if let Some(patch) = change.limits {
-        let mut merged = serde_json::to_value(&row.limits).map_err(|error| ApiError::internal(&error))?;
-        merge(&mut merged, Value::Object(patch));
-        row.limits = read(merged).map_err(|error| error.below("limits"))?;
-        check_limits(&row.limits)?;
-    }
-    if !state.store.update_key(parsed, &row.name, &row.limits).await? {
-        return Err(missing());
-    }
-    state.keys.reload(&state.store).await?;
+    let changed = to_the_end(&state, async move |state| state.store.update_key(parsed, |row| apply(change, row)).await).await?;
+    let row = changed.ok_or_else(missing)?;
     tracing::info!(key.id = %parsed, key.name = row.name, "changed an API key");
     Ok(Json(shown(&state, row)))
 }
@@ -159,12 +146,41 @@ pub async fn revoke_key(State(state): State<ApiState>, Name(id): Name) -> Result
         return Err(ApiError::conflict(format!("this is the last key, and {listen} can be reached from other machines"))
             .hint("create another key first, or listen on 127.0.0.1"));
     }
-    if !state.store.revoke_key(parsed).await? {
+    if !to_the_end(&state, async move |state| Ok(state.store.revoke_key(parsed).await?)).await? {
         return Err(missing());
     }
-    state.keys.reload(&state.store).await?;
     tracing::info!(key.id = %parsed, "revoked an API key");
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes the database and then what is in memory, in a task of its own: a caller that hangs up in between would leave a
+/// revoked key alive.
+async fn to_the_end<T, F>(state: &ApiState, change: impl FnOnce(ApiState) -> F + Send + 'static) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, ApiError>> + Send + 'static,
+{
+    let (state, tracker) = (state.clone(), state.tracker.clone());
+    let changing = tracker.spawn(async move {
+        let changed = change(state.clone()).await?;
+        state.keys.reload(&state.store).await?;
+        Ok(changed)
+    });
+    changing.await.map_err(|error| ApiError::internal(&error))?
+}
+
+/// Puts a change into a key.
+fn apply(change: EditKey, row: &mut KeyRow) -> Result<(), ApiError> {
+    if let Some(name) = &change.name {
+        checked_name(name)?.clone_into(&mut row.name);
+    }
+    if let Some(patch) = change.limits {
+        let mut merged = serde_json::to_value(&row.limits).map_err(|error| ApiError::internal(&error))?;
+        merge(&mut merged, Value::Object(patch));
+        row.limits = read(merged).map_err(|error| error.below("limits"))?;
+        check_limits(&row.limits)?;
+    }
+    Ok(())
 }
 
 /// What the first key changes.

@@ -60,6 +60,27 @@ async fn a_key_opens_its_scope_and_nothing_else_until_it_is_revoked() {
     assert!(keys.is_empty());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_revoked_key_stays_dead_however_many_changes_meet() {
+    let (_dir, store) = store().await;
+    let keys = Keys::load(&store, None, false).await.unwrap();
+    for _ in 0..20 {
+        let made: Vec<_> = (0..6).map(|_| generate("ci", &[Scope::Inference], KeyLimits::default())).collect();
+        for key in &made {
+            store.create_key(&key.row).await.unwrap();
+        }
+        keys.reload(&store).await.unwrap();
+        // Each revokes its own key and takes over what the database says, all at the same time.
+        let revoking = made.iter().map(async |key| {
+            assert!(store.revoke_key(key.row.id).await.unwrap());
+            keys.reload(&store).await.unwrap();
+            assert_eq!(who(&keys, &headers("x-api-key", &key.secret), Scope::Inference), Err(Denied::Unknown));
+        });
+        futures_util::future::join_all(revoking).await;
+        assert!(keys.is_empty());
+    }
+}
+
 #[tokio::test]
 async fn the_last_use_reaches_the_database_with_the_next_flush() {
     let (_dir, store) = store().await;
@@ -108,7 +129,11 @@ async fn a_request_counts_until_it_is_dropped_and_through_a_change_of_the_limits
     assert_eq!((refused.key.as_str(), refused.limit), ("laptop", Limit::Concurrent(1)));
 
     let two_at_once = KeyLimits { concurrent_requests: Some(2), ..one_at_once };
-    assert!(store.update_key(key.row.id, "desk", &two_at_once).await.unwrap());
+    let changed = store.update_key(key.row.id, |row| {
+        (row.name, row.limits) = ("desk".into(), two_at_once.clone());
+        Ok::<_, crate::store::StoreError>(())
+    });
+    assert_eq!(changed.await.unwrap().unwrap().name, "desk");
     keys.reload(&store).await.unwrap();
     let second = caller.begin().unwrap();
     assert_eq!(caller.begin().unwrap_err().key, "desk", "who was let in before sees the change");

@@ -31,35 +31,51 @@ pub struct KeyRow {
     pub revoked_at: Option<i64>,
 }
 
+struct Stored {
+    id: String,
+    name: String,
+    hash: Vec<u8>,
+    prefix: String,
+    inference: i64,
+    admin: i64,
+    limits: String,
+    created_at: i64,
+    last_used_at: Option<i64>,
+    revoked_at: Option<i64>,
+}
+
+impl TryFrom<Stored> for KeyRow {
+    type Error = StoreError;
+
+    fn try_from(row: Stored) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: row.id.parse().map_err(StoreError::unreadable::<uuid::Error>("keys", &row.id))?,
+            name: row.name,
+            hash: row.hash.as_slice().try_into().map_err(StoreError::unreadable::<std::array::TryFromSliceError>("keys", &row.id))?,
+            prefix: row.prefix,
+            inference: row.inference != 0,
+            admin: row.admin != 0,
+            limits: serde_json::from_str(&row.limits).map_err(StoreError::unreadable("keys", &row.id))?,
+            created_at: row.created_at,
+            last_used_at: row.last_used_at,
+            revoked_at: row.revoked_at,
+        })
+    }
+}
+
 impl Store {
     /// All keys, oldest first, revoked ones included.
     pub async fn list_keys(&self) -> Result<Vec<KeyRow>, StoreError> {
-        let rows = sqlx::query!(
+        sqlx::query_as!(
+            Stored,
             "SELECT id, name, hash, prefix, inference, admin, limits, created_at, last_used_at, revoked_at FROM keys ORDER BY id"
         )
         .fetch_all(&self.readers)
         .await
-        .map_err(StoreError::sql("listing keys"))?;
-        rows.into_iter()
-            .map(|row| {
-                Ok(KeyRow {
-                    id: row.id.parse().map_err(StoreError::unreadable::<uuid::Error>("keys", &row.id))?,
-                    name: row.name,
-                    hash: row
-                        .hash
-                        .as_slice()
-                        .try_into()
-                        .map_err(StoreError::unreadable::<std::array::TryFromSliceError>("keys", &row.id))?,
-                    prefix: row.prefix,
-                    inference: row.inference != 0,
-                    admin: row.admin != 0,
-                    limits: serde_json::from_str(&row.limits).map_err(StoreError::unreadable("keys", &row.id))?,
-                    created_at: row.created_at,
-                    last_used_at: row.last_used_at,
-                    revoked_at: row.revoked_at,
-                })
-            })
-            .collect()
+        .map_err(StoreError::sql("listing keys"))?
+        .into_iter()
+        .map(KeyRow::try_from)
+        .collect()
     }
 
     /// Keeps a new key.
@@ -82,14 +98,34 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a living key another name and other limits; false if there is none.
-    pub async fn update_key(&self, id: Uuid, name: &str, limits: &KeyLimits) -> Result<bool, StoreError> {
-        let (id, limits) = (id.to_string(), written(limits));
-        let done = sqlx::query!("UPDATE keys SET name = ?, limits = ? WHERE id = ? AND revoked_at IS NULL", name, limits, id)
-            .execute(&self.writer)
+    /// Changes name and limits of a living key and gives it back; `None` if there is none. `change` sees the key as it is
+    /// while nobody else can write, so that of two changes at once none is lost; its error leaves everything as it was.
+    pub async fn update_key<E: From<StoreError>>(
+        &self,
+        id: Uuid,
+        change: impl FnOnce(&mut KeyRow) -> Result<(), E>,
+    ) -> Result<Option<KeyRow>, E> {
+        let doing = "changing a key";
+        let mut transaction = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(StoreError::sql(doing))?;
+        let id = id.to_string();
+        let found = sqlx::query_as!(
+            Stored,
+            "SELECT id, name, hash, prefix, inference, admin, limits, created_at, last_used_at, revoked_at FROM keys \
+             WHERE id = ? AND revoked_at IS NULL",
+            id
+        )
+        .fetch_optional(&mut *transaction)
+        .await
+        .map_err(StoreError::sql(doing))?;
+        let Some(mut row) = found.map(KeyRow::try_from).transpose()? else { return Ok(None) };
+        change(&mut row)?;
+        let limits = written(&row.limits);
+        sqlx::query!("UPDATE keys SET name = ?, limits = ? WHERE id = ?", row.name, limits, id)
+            .execute(&mut *transaction)
             .await
-            .map_err(StoreError::sql("changing a key"))?;
-        Ok(done.rows_affected() > 0)
+            .map_err(StoreError::sql(doing))?;
+        transaction.commit().await.map_err(StoreError::sql(doing))?;
+        Ok(Some(row))
     }
 
     /// Ends a key for good; false if there is no such living key.

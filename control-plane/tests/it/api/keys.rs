@@ -42,6 +42,75 @@ async fn with_the_first_key_everything_needs_one_and_the_local_token_always_work
 }
 
 #[tokio::test]
+async fn of_two_changes_at_once_none_is_lost_and_a_refused_one_changes_nothing() {
+    let api = Api::start().await;
+    let created = api.post("/api/keys", json!({"name": "laptop", "scopes": ["admin"]})).await;
+    let (key, path) = (created.body["key"].as_str().unwrap(), format!("/api/keys/{}", created.body["id"].as_str().unwrap()));
+    let patch = async |body: serde_json::Value| Reply::of(api.request(Method::PATCH, &path).bearer_auth(key).json(&body)).await;
+    for round in 1..=20 {
+        let (one, other, third) = tokio::join!(
+            patch(json!({"limits": {"requests_per_minute": round * 1000}})),
+            patch(json!({"limits": {"tokens_per_minute": round * 2000}})),
+            patch(json!({"limits": {"requests_per_minute": 1, "concurrent_requests": 0}})),
+        );
+        let statuses = [one.status, other.status, third.status];
+        assert_eq!(statuses, [StatusCode::OK, StatusCode::OK, StatusCode::UNPROCESSABLE_ENTITY], "{}", third.body);
+        let limits = with_key(&api, Method::GET, "/api/keys", key).await.body["data"][0]["limits"].clone();
+        assert_eq!(
+            (&limits["requests_per_minute"], &limits["tokens_per_minute"], &limits["concurrent_requests"]),
+            (&json!(round * 1000), &json!(round * 2000), &json!(null))
+        );
+    }
+    api.stop().await;
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_dead_at_once_and_keeps_the_time_of_its_last_use() {
+    let api = Api::start().await;
+    let admin = api.post("/api/keys", json!({"name": "admin", "scopes": ["admin"]})).await;
+    let admin = admin.body["key"].as_str().unwrap();
+    let other = Reply::of(api.request(Method::POST, "/api/keys").bearer_auth(admin).json(&json!({"name": "other", "scopes": ["admin"]})));
+    let other = other.await.body;
+    let (key, path) = (other["key"].as_str().unwrap(), format!("/api/keys/{}", other["id"].as_str().unwrap()));
+    assert_eq!(with_key(&api, Method::GET, "/api/keys", key).await.status, StatusCode::OK);
+    let used = with_key(&api, Method::GET, "/api/keys", admin).await.body["data"][1]["last_used_at"].clone();
+    assert!(used.is_string());
+    assert_eq!(with_key(&api, Method::DELETE, &path, admin).await.status, StatusCode::NO_CONTENT);
+    assert_eq!(with_key(&api, Method::GET, "/api/keys", key).await.status, StatusCode::UNAUTHORIZED);
+    let listed = with_key(&api, Method::GET, "/api/keys", admin).await.body["data"][1].clone();
+    assert!(listed["revoked_at"].is_string());
+    assert_eq!(listed["last_used_at"], used);
+    api.stop().await;
+}
+
+#[tokio::test]
+async fn an_id_that_is_no_text_is_refused_in_the_envelope_of_every_error() {
+    let api = Api::start().await;
+    for (method, path) in [
+        (Method::PATCH, "/api/keys/%FF"),
+        (Method::DELETE, "/api/keys/%FF"),
+        (Method::GET, "/api/servers/%FF"),
+        (Method::GET, "/api/jobs/%FF"),
+        (Method::DELETE, "/api/jobs/%FF"),
+        (Method::DELETE, "/api/engines/%FF"),
+        (Method::POST, "/api/engines/%FF/activate"),
+        (Method::GET, "/api/servers/%FF/logs"),
+        (Method::GET, "/api/requests/%FF"),
+        (Method::POST, "/api/requests/%FF/cancel"),
+        (Method::GET, "/api/pools/%FF"),
+    ] {
+        let refused = Reply::of(api.request(method.clone(), path)).await;
+        assert_eq!(
+            (refused.status, refused.error_code()),
+            (StatusCode::BAD_REQUEST, "invalid_request"),
+            "{method} {path}: {}",
+            refused.body
+        );
+    }
+    api.stop().await;
+}
+
+#[tokio::test]
 async fn the_first_key_says_what_it_changes_and_how_not_to_be_locked_out() {
     for (scopes, told) in [(json!(["inference"]), "key create NAME --scope admin"), (json!(["admin"]), "every call needs one")] {
         let api = Api::start().await;
