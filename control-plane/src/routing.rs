@@ -16,6 +16,7 @@ mod heat;
 mod index;
 mod known;
 mod prefix;
+mod returns;
 mod router;
 mod row;
 mod shadow;

@@ -115,9 +115,12 @@ impl Breaker {
         if self.open_until.is_some() {
             return 1;
         }
-        let part = ((now - self.recovered) / SLOW_START).clamp(0.0, 1.0);
+        let part = (now - self.recovered) / SLOW_START;
+        if part >= 1.0 {
+            return all;
+        }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and `all`")]
-        let slots = (f64::from(all) * part).ceil() as u32;
+        let slots = (f64::from(all) * part.max(0.0)).ceil() as u32;
         slots.clamp(all.min(1), all)
     }
 

@@ -5,7 +5,9 @@
 //! with the wait for it, so waiting for the row that holds a conversation and reading it anew elsewhere are compared directly.
 
 use super::heat::Mode;
+use super::index::HOLDERS;
 use super::known::Home;
+use super::returns::Returns;
 use super::router::{Line, Router};
 use super::row::{Cache, Match, Offer, Row};
 use super::{Ask, Reason, RowIndex};
@@ -16,6 +18,8 @@ const DISPLACEMENT: f64 = 1.0;
 /// Seconds that a second of computing is charged with in every mode: it delays whoever comes next, which a request that looks
 /// at its own first token alone does not see.
 const LEAST_PRICE: f64 = 0.5;
+/// The same for each request that waits for want of a slot, by row.
+const SHORTAGE_PRICE: f64 = 4.0;
 /// Weight of what a row holds already, for a conversation that is new: keeps rows evenly filled.
 const PLACEMENT: f64 = 0.3;
 /// Seconds of reading ahead of it that make a conversation leave a shared pool that holds it: lower gates collapse under
@@ -69,7 +73,7 @@ impl Scored {
 
 impl Router {
     /// Where this prompt, or the beginning of it, was seen.
-    pub(super) fn matches(&self, ask: &Ask) -> Vec<Match> {
+    pub(super) fn matches(&self, ask: &Ask, now: f64) -> Vec<Match> {
         let mut found: Vec<Match> = Vec::new();
         let mut add = |home: Home, bytes: u64, turn: bool, session: bool| {
             let alive = self.row(home.row).is_some_and(|row| row.incarnation == home.incarnation && row.still_holds(home.stamp));
@@ -101,7 +105,7 @@ impl Router {
             let bytes = (depth * super::prefix::BLOCK_BYTES) as u64;
             for holder in self.index.holders(*block) {
                 if let Some(row) = self.row(holder.row) {
-                    add(Home { row: holder.row, incarnation: row.incarnation, stamp: holder.stamp, bytes }, bytes, false, false);
+                    add(Home { row: holder.row, incarnation: row.incarnation, stamp: holder.stamp, bytes, at: now }, bytes, false, false);
                 }
             }
         }
@@ -122,11 +126,11 @@ impl Router {
 
     /// The best row; `None` = none may be used at all. `free_only` = rows without a free slot do not count.
     pub(super) fn choose(&self, line: &Line, ask: &Ask, free_only: bool, now: f64) -> Option<Choice> {
-        let matches = self.matches(ask);
+        let matches = self.matches(ask, now);
         let mode = line.effective_mode();
-        let price = line.heat.price(line.mode, now);
         let usable = self.usable(line, ask, now);
         let rows = line.rows.len().max(1);
+        let price = line.heat.price(line.mode, now) + SHORTAGE_PRICE * self.shortage(line);
         let known = matches.iter().any(|found| found.turn || found.session);
         let (mut now_free, mut later): (Option<Scored>, Option<Scored>) = (None, None);
         let mut home: Option<Scored> = None;
@@ -134,9 +138,11 @@ impl Router {
         for step in 0..line.rows.len() {
             let Some(index) = line.rows.get((line.turn + step) % rows).copied() else { continue };
             let Some(row) = self.row(index).filter(|row| usable(row)) else { continue };
-            let Some(scored) = score(row, index, ask, &matches, price, known, mode, now) else { continue };
+            // Most rows have seen nothing of it.
+            let mine: &[Match] = if matches.iter().any(|found| found.home.row == index) { &matches } else { &[] };
+            let Some(scored) = score(row, index, ask, mine, &line.returns, price, known, mode, now) else { continue };
             least_pending = least_pending.min(row.pending / row.speed.prefill);
-            if !free_only && is_home(row, &matches) && home.as_ref().is_none_or(|known| scored.choice.uncached < known.choice.uncached) {
+            if !free_only && is_home(row, mine) && home.as_ref().is_none_or(|known| scored.choice.uncached < known.choice.uncached) {
                 home = Some(scored);
             }
             let best = if scored.choice.free { &mut now_free } else { &mut later };
@@ -164,6 +170,16 @@ impl Router {
             choice.reason = Reason::Moved;
         }
         Some(choice)
+    }
+
+    /// Requests that wait for want of a slot, for each row: whoever computes makes them all wait longer.
+    fn shortage(&self, line: &Line) -> f64 {
+        if line.queue.is_empty() {
+            return 0.0;
+        }
+        let rows = || line.rows.iter().filter_map(|index| self.row(*index)).filter(|row| row.open);
+        let free: u32 = rows().map(|row| row.setup.slots.saturating_sub(row.in_flight)).sum();
+        (line.queue.len() as f64 - f64::from(free)).max(0.0) / line.rows.len().max(1) as f64
     }
 
     /// Which rows of a line a request may use: open, not failed for it already, not left alone. Where most of a pool is to
@@ -196,13 +212,18 @@ impl Router {
         let allowed = (share * rows.len() as f64 * HOLDER_MARGIN).ceil().max(1.0);
         let mean = rows.iter().filter_map(|index| self.row(*index)).map(|row| f64::from(row.in_flight)).sum::<f64>() / rows.len() as f64;
         let crowded = self.row(best).is_some_and(|row| f64::from(row.in_flight) > mean * SPREAD_ABOVE + 1.0);
-        let target = if crowded && (holders.len() as f64) < allowed {
-            rows.into_iter().filter(|index| !holders.contains(index)).min_by(|one, two| load(one).total_cmp(&load(two))).unwrap_or(best)
+        // The index names no more holders than these; where more are deserved, any row may be one.
+        let everywhere = holders.len() >= HOLDERS && allowed > holders.len() as f64;
+        let lightest = |among: &mut dyn Iterator<Item = RowIndex>| among.min_by(|one, two| load(one).total_cmp(&load(two)));
+        let target = if everywhere {
+            lightest(&mut rows.into_iter()).unwrap_or(best)
+        } else if crowded && (holders.len() as f64) < allowed {
+            lightest(&mut rows.into_iter().filter(|index| !holders.contains(index))).unwrap_or(best)
         } else {
             best
         };
         let row = self.row(target)?;
-        score(row, target, ask, matches, 0.0, true, line.effective_mode(), now).map(|scored| scored.choice)
+        score(row, target, ask, matches, &line.returns, 0.0, true, line.effective_mode(), now).map(|scored| scored.choice)
     }
 }
 
@@ -212,9 +233,19 @@ fn is_home(row: &Row, matches: &[Match]) -> bool {
 }
 
 #[expect(clippy::too_many_arguments, reason = "a pure formula over what its two callers have at hand")]
-fn score(row: &Row, index: RowIndex, ask: &Ask, matches: &[Match], price: f64, known: bool, mode: Mode, now: f64) -> Option<Scored> {
+fn score(
+    row: &Row,
+    index: RowIndex,
+    ask: &Ask,
+    matches: &[Match],
+    returns: &Returns,
+    price: f64,
+    known: bool,
+    mode: Mode,
+    now: f64,
+) -> Option<Scored> {
     let room = row.has_room(ask.weight, now);
-    let offer = row.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, now)?;
+    let offer = row.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, returns, now)?;
     let whole = row.speed.tokens(ask.prefix.bytes);
     let uncached = (whole - offer.cached).max(1.0);
     let read = uncached / row.speed.prefill;
@@ -228,7 +259,7 @@ fn score(row: &Row, index: RowIndex, ask: &Ask, matches: &[Match], price: f64, k
         (f64::from(1 + row.waiters) * row.speed.service / f64::from(row.setup.slots.max(1)), row.setup.slots)
     };
     let first_token = wait + read + row.speed.decode * f64::from(beside);
-    let crowd = if known { 0.0 } else { PLACEMENT * row.resident() / row.speed.prefill };
+    let crowd = if known { 0.0 } else { PLACEMENT * row.living(returns, now) / row.speed.prefill };
     let too_long = if row.setup.context > 0 && whole > f64::from(row.setup.context) { TOO_LONG } else { 0.0 };
     let home = if is_home(row, matches) { HOME_BONUS } else { 0.0 };
     let cost = first_token - home + (LEAST_PRICE + price) * read + DISPLACEMENT * offer.displaced / row.speed.prefill + too_long;

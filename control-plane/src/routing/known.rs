@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::RowIndex;
 
 /// Where a conversation lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Home {
     /// The row.
     pub row: RowIndex,
@@ -19,6 +19,8 @@ pub struct Home {
     pub stamp: u32,
     /// Bytes of prompt up to this end; 0 for a session.
     pub bytes: u64,
+    /// Seconds at which its last turn began.
+    pub at: f64,
 }
 
 /// Keys are hashes already.
@@ -77,13 +79,6 @@ impl Recent {
         self.homes.retain(|_, (_, tick)| *tick > edge);
     }
 
-    /// Takes one out if it still points at this sequence.
-    pub fn remove_if(&mut self, key: u64, incarnation: u64, stamp: u32) {
-        if self.get(key).is_some_and(|home| home.incarnation == incarnation && home.stamp == stamp) {
-            self.homes.remove(&key);
-        }
-    }
-
     /// Entries held.
     pub fn len(&self) -> usize {
         self.homes.len()
@@ -95,7 +90,7 @@ mod tests {
     use super::*;
 
     const fn home(stamp: u32) -> Home {
-        Home { row: RowIndex(1), incarnation: 7, stamp, bytes: 0 }
+        Home { row: RowIndex(1), incarnation: 7, stamp, bytes: 0, at: 0.0 }
     }
 
     #[test]
@@ -108,16 +103,5 @@ mod tests {
         }
         assert_eq!(recent.get(1_000_000).unwrap().stamp, 2);
         assert!(recent.get(0).is_none() && recent.get(999).is_some());
-    }
-
-    #[test]
-    fn only_the_sequence_that_put_an_end_in_takes_it_out() {
-        let mut recent = Recent::new(64);
-        recent.set(5, home(3));
-        recent.remove_if(5, 7, 2);
-        recent.remove_if(5, 8, 3);
-        assert!(recent.get(5).is_some());
-        recent.remove_if(5, 7, 3);
-        assert!(recent.get(5).is_none());
     }
 }

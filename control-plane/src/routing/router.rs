@@ -11,7 +11,8 @@ use super::fair::{Claim, FairQueue, Ticket};
 use super::heat::{Heat, Mode};
 use super::index::{Holder, PrefixIndex};
 use super::known::{Home, Recent};
-use super::row::{Cache, Row, RowSetup};
+use super::returns::Returns;
+use super::row::{Cache, Row, RowSetup, fade};
 use super::shadow::{Sequence, Tail};
 use super::speed::{Observation, Speed};
 use super::{Ask, FlightId, Outcome, Placement, Reason, RowIndex};
@@ -87,6 +88,7 @@ pub(super) struct Line {
     pub heat: Heat,
     pub turn: usize,
     pub popularity: Popularity,
+    pub returns: Returns,
 }
 
 impl Line {
@@ -98,6 +100,7 @@ impl Line {
             heat: Heat::new(now),
             turn: 0,
             popularity: Popularity::default(),
+            returns: Returns::default(),
         }
     }
 
@@ -417,10 +420,11 @@ impl Router {
             self.cold_moves += 1;
         }
         let (mut serial, mut others, mut incarnation) = (None, Vec::new(), 0);
-        let mut lost = Vec::new();
+        self.note_pause(name, ask, choice.row, now);
         let fresh_serial = self.next_serial;
         let mut weight = ask.weight.max(1);
-        if let Some(row) = self.row_mut(choice.row) {
+        let row = self.rows.get_mut(usize::from(choice.row.0)).and_then(Option::as_mut);
+        if let (Some(row), Some(line)) = (row, self.lines.get(name)) {
             incarnation = row.incarnation;
             weight = weight.min(row.setup.slots);
             row.in_flight += weight;
@@ -438,12 +442,12 @@ impl Router {
                     if let Some(end) = ask.prefix.ends.last() {
                         sequence.add_tail(Tail { hash: end.hash, bytes: end.bytes });
                     }
-                    lost = shadow.begin(slot, sequence);
+                    shadow.begin(slot, sequence, choice.offer.cached);
                 } else {
                     // A request for several slots is placed by the engine; what it puts where is not known.
                     for _ in 0..weight {
-                        let Some(victim) = shadow.victim(now, false) else { break };
-                        lost.extend(shadow.begin(victim.slot, Sequence::new(0, now)));
+                        let Some(victim) = shadow.victim(&line.returns, now) else { break };
+                        shadow.begin(victim.slot, Sequence::new(0, now), 0.0);
                         others.push(victim.slot);
                     }
                 }
@@ -452,8 +456,7 @@ impl Router {
         if serial == Some(fresh_serial) {
             self.next_serial = self.next_serial.wrapping_add(1).max(1);
         }
-        self.forget_all(incarnation, &lost);
-        self.remember(ask, choice, incarnation, serial, known_blocks);
+        self.remember(ask, choice, incarnation, serial, known_blocks, now);
         self.after_choice(name, ask, choice, known_blocks, now);
         self.flights.insert(
             flight,
@@ -486,14 +489,14 @@ impl Router {
     }
 
     /// Notes where this prompt is now, so that its siblings and its next turn find it.
-    fn remember(&mut self, ask: &Ask, choice: &Choice, incarnation: u64, serial: Option<u32>, known_blocks: usize) {
+    fn remember(&mut self, ask: &Ask, choice: &Choice, incarnation: u64, serial: Option<u32>, known_blocks: usize, now: f64) {
         let Some(row) = self.row(choice.row) else { return };
         let slots = matches!(row.cache, Cache::Slots(_));
         if slots && serial.is_none() {
             return;
         }
         let stamp = serial.unwrap_or_else(|| row.stamp());
-        let home = Home { row: choice.row, incarnation, stamp, bytes: 0 };
+        let home = Home { row: choice.row, incarnation, stamp, bytes: 0, at: now };
         if let Some(session) = ask.session {
             self.sessions.set(session, home);
         }
@@ -528,10 +531,35 @@ impl Router {
         }
     }
 
-    fn forget_all(&mut self, incarnation: u64, lost: &[Sequence]) {
-        for sequence in lost {
-            for tail in &sequence.tails {
-                self.tails.remove_if(tail.hash, incarnation, sequence.serial);
+    /// Counts the pause after which a conversation goes on, or that one begins.
+    fn note_pause(&mut self, name: &Arc<str>, ask: &Ask, to: RowIndex, now: f64) {
+        let by_end = ask.prefix.ends.iter().rev().find_map(|end| self.tails.get(end.hash));
+        let home = by_end.or_else(|| ask.session.and_then(|session| self.sessions.get(session)));
+        let rested = home.map(|home| {
+            let row = self.row(home.row).filter(|row| row.incarnation == home.incarnation);
+            let held = row.and_then(|row| match &row.cache {
+                Cache::Slots(shadow) => shadow.find(home.stamp),
+                Cache::Pool(_) => None,
+            });
+            now - held.map_or(home.at, |(_, sequence)| sequence.last_used)
+        });
+        let Some(line) = self.lines.get_mut(name) else { return };
+        match rested {
+            Some(pause) => line.returns.returned(pause),
+            None => line.returns.began(),
+        }
+        // A shared pool keeps no list of its conversations: this one leaves the row it lived on, and comes to its new one.
+        let half_life = line.returns.half_life();
+        for (row, incarnation, bytes, at, came) in home
+            .map(|home| (home.row, home.incarnation, home.bytes, home.at, false))
+            .into_iter()
+            .chain(self.incarnation(to).map(|incarnation| (to, incarnation, ask.prefix.bytes, now, true)))
+        {
+            if let Some(row) = self.row_mut(row).filter(|row| row.incarnation == incarnation)
+                && let tokens = row.speed.tokens(bytes)
+                && let Cache::Pool(pool) = &mut row.cache
+            {
+                pool.live(if came { tokens } else { -tokens * fade(now - at, half_life) }, half_life, now);
             }
         }
     }
@@ -562,7 +590,6 @@ impl Router {
         let tenant_work = seen.prompt_tokens.map(|prompt| {
             prompt.saturating_sub(seen.cached_tokens.unwrap_or(0)) as f64 + OUTPUT_WORK * seen.output_tokens.unwrap_or(0) as f64
         });
-        let mut lost = None;
         let mut opened = false;
         if let Some(row) = self.row_mut(state.row).filter(|row| row.incarnation == state.incarnation) {
             row.in_flight = row.in_flight.saturating_sub(state.weight);
@@ -584,7 +611,7 @@ impl Router {
                             }
                         }
                         if matches!(outcome, Outcome::Failed | Outcome::NoConnection) {
-                            lost = shadow.forget(slot);
+                            shadow.forget(slot);
                         }
                     }
                     for slot in &state.others {
@@ -599,7 +626,6 @@ impl Router {
                 }
             }
         }
-        self.forget_all(state.incarnation, lost.as_slice());
         if let (Some(work), Some(line)) = (tenant_work, self.lines.get_mut(&state.name)) {
             line.queue.correct(state.tenant, work - state.charged);
         }

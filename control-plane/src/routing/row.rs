@@ -2,6 +2,7 @@
 
 use super::breaker::Breaker;
 use super::known::Home;
+use super::returns::{ENDED_BELOW, Returns};
 use super::shadow::{Place, SlotShadow};
 use super::speed::Speed;
 
@@ -45,6 +46,9 @@ pub(super) struct PoolShadow {
     pub tokens: f64,
     first_tokens: f64,
     hits: u32,
+    /// Tokens of the conversations that live here, each fading while it rests.
+    living: f64,
+    living_at: f64,
 }
 
 /// Replies in a row that found what was predicted, after which the pool is thought a little larger.
@@ -52,7 +56,17 @@ const HITS_TO_GROW: u32 = 32;
 
 impl PoolShadow {
     fn new(tokens: u64) -> Self {
-        Self { tokens: tokens as f64, first_tokens: tokens as f64, hits: 0 }
+        Self { tokens: tokens as f64, first_tokens: tokens as f64, hits: 0, living: 0.0, living_at: 0.0 }
+    }
+
+    /// A conversation came or left: tokens more, or less, at a time when half of what rests for `half_life` seconds is over.
+    pub fn live(&mut self, tokens: f64, half_life: f64, now: f64) {
+        self.living = (self.living(half_life, now) + tokens).max(0.0);
+        self.living_at = now;
+    }
+
+    fn living(&self, half_life: f64, now: f64) -> f64 {
+        self.living * fade(now - self.living_at, half_life)
     }
 
     /// A reply showed how much of the prediction was true.
@@ -71,6 +85,11 @@ impl PoolShadow {
             }
         }
     }
+}
+
+/// What is left of something after so many seconds.
+pub(super) fn fade(seconds: f64, half_life: f64) -> f64 {
+    0.5_f64.powf(seconds.max(0.0) / half_life)
 }
 
 /// One row.
@@ -125,15 +144,9 @@ pub(super) struct Match {
 
 /// A sequence comes back from host memory only if at least this part of it is asked for.
 const HOST_LEAST: f64 = 0.25;
-/// And then it is gone for whoever it belonged to: its worth for a stranger.
-const HOST_STRANGER: f64 = 0.5;
-/// A slot's sequence of which less than this is kept is saved to host memory first.
-const SAVED_BELOW: f64 = 0.5;
 /// Chance that what a session's slot holds is asked for again although the session sends something else now: a history that
 /// was rewritten is not, that of a sub-agent under the same key is.
 const SESSION_CHANCE: f64 = 0.3;
-/// What a saved sequence costs to fetch back, as a part of reading it.
-const FETCH_BACK: f64 = 0.1;
 
 impl Row {
     pub fn new(setup: RowSetup, incarnation: u64, speed: Speed, work: f64) -> Self {
@@ -181,7 +194,15 @@ impl Row {
         }
     }
 
-    /// Tokens that somebody may come back for.
+    /// Tokens that somebody is likely to come back for.
+    pub fn living(&self, returns: &Returns, now: f64) -> f64 {
+        match &self.cache {
+            Cache::Slots(shadow) => shadow.living(returns, now),
+            Cache::Pool(pool) => pool.living(returns.half_life(), now) * returns.chance(0.0),
+        }
+    }
+
+    /// Tokens it holds.
     pub fn resident(&self) -> f64 {
         match &self.cache {
             Cache::Slots(shadow) => shadow.resident(),
@@ -190,7 +211,7 @@ impl Row {
     }
 
     /// The best it can offer a prompt of so many bytes, given where it was seen. `room` = a slot is free.
-    pub fn offer(&self, bytes: u64, matches: &[Match], room: bool, steered: bool, now: f64) -> Option<Offer> {
+    pub fn offer(&self, bytes: u64, matches: &[Match], room: bool, steered: bool, returns: &Returns, now: f64) -> Option<Offer> {
         let mine = matches.iter().filter(|found| found.home.incarnation == self.incarnation);
         match &self.cache {
             Cache::Pool(_) => {
@@ -200,7 +221,7 @@ impl Row {
             Cache::Slots(_) if !steered => Some(Offer { slot: None, sequence: None, cached: 0.0, displaced: 0.0, must_wait: false }),
             Cache::Slots(shadow) => {
                 let fresh = if room {
-                    shadow.victim(now, false).map(|victim| Offer {
+                    shadow.victim(returns, now).map(|victim| Offer {
                         slot: Some(victim.slot),
                         sequence: None,
                         cached: 0.0,
@@ -210,14 +231,17 @@ impl Row {
                 } else {
                     Some(Offer { slot: None, sequence: None, cached: 0.0, displaced: 0.0, must_wait: false })
                 };
-                mine.filter_map(|found| self.offer_of(shadow, bytes, found, room, now))
+                if matches.is_empty() {
+                    return fresh;
+                }
+                mine.filter_map(|found| self.offer_of(shadow, bytes, found, room, returns, now))
                     .chain(fresh)
                     .min_by(|one, two| (one.displaced - one.cached).total_cmp(&(two.displaced - two.cached)))
             }
         }
     }
 
-    fn offer_of(&self, shadow: &SlotShadow, bytes: u64, found: &Match, room: bool, now: f64) -> Option<Offer> {
+    fn offer_of(&self, shadow: &SlotShadow, bytes: u64, found: &Match, room: bool, returns: &Returns, now: f64) -> Option<Offer> {
         let (place, sequence) = shadow.find(found.home.stamp)?;
         let whole = self.speed.tokens(bytes);
         let newest = sequence.tails.last().is_some_and(|tail| tail.bytes <= found.bytes);
@@ -225,36 +249,35 @@ impl Row {
         let same = if found.turn && newest { sequence.tokens.max(self.speed.tokens(found.bytes)) } else { self.speed.tokens(found.bytes) };
         let cached = same.min(sequence.tokens).min(whole);
         let dropped = (sequence.tokens - cached).max(0.0);
-        let chance = sequence.regret(now) / sequence.tokens.max(1.0) * if found.session { SESSION_CHANCE } else { 1.0 };
         let own = found.turn || found.session;
+        let rested = if matches!(place, Place::Busy(_)) { returns.chance(0.0) } else { sequence.chance(returns, now) };
+        // A stranger that begins alike gets nothing of a living conversation: all of them would gather where one began.
+        if !own && rested > ENDED_BELOW {
+            return None;
+        }
+        let chance = rested * if found.session { SESSION_CHANCE } else { 1.0 };
         match place {
-            // A stranger that begins alike gets nothing of a living conversation: all of them would gather where one began.
-            Place::Idle(_) | Place::Busy(_) if !own && chance > 0.0 => None,
             Place::Idle(slot) if room => {
-                let saved = cached < sequence.tokens * SAVED_BELOW;
-                let displaced = dropped * chance * if saved { FETCH_BACK } else { 1.0 };
+                let displaced = if SlotShadow::is_saved(sequence.tokens, cached, whole) {
+                    shadow.cost_of_saving(sequence, returns, now)
+                } else {
+                    dropped * chance
+                };
                 Some(Offer { slot: Some(slot), sequence: own.then_some(sequence.serial), cached, displaced, must_wait: false })
             }
             Place::Host if room => {
-                let victim = shadow.victim(now, true)?;
-                let worth = if own {
-                    cached
-                } else if cached >= sequence.tokens * HOST_LEAST {
-                    cached * HOST_STRANGER
-                } else {
-                    0.0
-                };
+                let victim = shadow.door(returns, now)?;
                 Some(Offer {
                     slot: Some(victim.slot),
                     sequence: Some(sequence.serial),
-                    cached: worth,
+                    cached: if cached >= sequence.tokens * HOST_LEAST { cached } else { 0.0 },
                     // Once fetched it is gone for whoever it belonged to.
-                    displaced: victim.displaced + if own { 0.0 } else { sequence.tokens * chance },
+                    displaced: victim.displaced + dropped * chance,
                     must_wait: false,
                 })
             }
             // Worth a thought only once it is known how long requests take here.
-            Place::Busy(_) if own && (self.speed.is_learned() || !room) => {
+            Place::Busy(_) if self.speed.is_learned() || !room => {
                 Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, must_wait: true })
             }
             // Without room, whatever is free when its turn comes.

@@ -6,16 +6,21 @@
 //! conversation that has ended, else the one idle longest, whose sequence moves to host memory; a sequence in host memory
 //! comes back only through a slot that is not empty. A slot that works is never given away.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+
+use super::returns::Returns;
 
 /// Ends of prompts kept of one sequence: the last turns, to which a client may go back.
 const MAX_TAILS: usize = 8;
-/// Seconds without a turn after which a conversation is taken for ended.
-const ENDED_AFTER: f64 = 1800.0;
-/// Seconds in which the chance that a conversation goes on halves.
-const RETURN_HALF_LIFE: f64 = 600.0;
 /// Part of its tokens that pushing a sequence out costs, if it can be fetched back from host memory.
-const FETCH_BACK: f64 = 0.1;
+pub(super) const FETCH_BACK: f64 = 0.1;
+/// Seconds for which a stranger's costs are taken for the same, while nothing begins or ends here.
+const SAME_FOR: f64 = 0.25;
+/// A slot's sequence of which less than this part is kept is saved to host memory first,
+const SAVED_BELOW: f64 = 0.5;
+/// and so is one that is not more than this part of the new prompt (`-sps`).
+const SIMILAR_ABOVE: f64 = 0.8;
 
 /// The end of one prompt of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,20 +50,23 @@ impl Sequence {
         Self { serial, tokens: 0.0, tails: Vec::new(), last_used: now }
     }
 
-    /// Adds the end of a prompt. The one that falls out is returned.
-    pub fn add_tail(&mut self, tail: Tail) -> Option<Tail> {
+    /// Adds the end of a prompt; the oldest falls out.
+    pub fn add_tail(&mut self, tail: Tail) {
         self.tails.retain(|known| known.bytes < tail.bytes);
         self.tails.push(tail);
-        (self.tails.len() > MAX_TAILS).then(|| self.tails.remove(0))
+        if self.tails.len() > MAX_TAILS {
+            self.tails.remove(0);
+        }
     }
 
-    fn has_ended(&self, now: f64) -> bool {
-        now - self.last_used > ENDED_AFTER
+    /// The chance that it goes on.
+    pub fn chance(&self, returns: &Returns, now: f64) -> f64 {
+        returns.chance((now - self.last_used).max(0.0))
     }
 
     /// Tokens that its loss is going to cost, by the chance that it goes on.
-    pub fn regret(&self, now: f64) -> f64 {
-        if self.has_ended(now) { 0.0 } else { self.tokens * 0.5_f64.powf((now - self.last_used).max(0.0) / RETURN_HALF_LIFE) }
+    pub fn regret(&self, returns: &Returns, now: f64) -> f64 {
+        self.tokens * self.chance(returns, now)
     }
 }
 
@@ -88,6 +96,14 @@ struct Slot {
     holds: Option<Sequence>,
 }
 
+/// What any stranger would find, worked out once for all that come at about the same time.
+#[derive(Debug, Clone, Copy)]
+struct Costs {
+    at: f64,
+    victim: Option<Victim>,
+    living: f64,
+}
+
 /// All slots of one row, and its host memory.
 #[derive(Debug, Clone)]
 pub struct SlotShadow {
@@ -95,15 +111,24 @@ pub struct SlotShadow {
     host: VecDeque<Sequence>,
     host_tokens: f64,
     host_limit: f64,
+    /// Cleared by every change. A decision looks at all rows, and nearly all are as the last one left them.
+    costs: Cell<Option<Costs>>,
 }
 
 impl SlotShadow {
     /// Empty slots. `host_limit` = tokens its host cache holds.
     pub fn new(slots: u32, host_limit: u64) -> Self {
-        Self { slots: vec![Slot::default(); slots as usize], host: VecDeque::new(), host_tokens: 0.0, host_limit: host_limit as f64 }
+        Self {
+            slots: vec![Slot::default(); slots as usize],
+            host: VecDeque::new(),
+            host_tokens: 0.0,
+            host_limit: host_limit as f64,
+            costs: Cell::new(None),
+        }
     }
 
     fn slot_mut(&mut self, slot: u32) -> Option<&mut Slot> {
+        self.costs.set(None);
         self.slots.get_mut(slot as usize)
     }
 
@@ -120,22 +145,74 @@ impl SlotShadow {
         in_slot.or_else(|| self.host.iter().find(|sequence| sequence.serial == serial).map(|sequence| (Place::Host, sequence)))
     }
 
-    /// Tokens that may be asked for again: what all sequences hold.
+    fn costs(&self, returns: &Returns, now: f64) -> Costs {
+        if let Some(known) = self.costs.get().filter(|known| (0.0..SAME_FOR).contains(&(now - known.at))) {
+            return known;
+        }
+        let costs = Costs { at: now, victim: self.cheapest(returns, now, false), living: self.sum_of_living(returns, now) };
+        self.costs.set(Some(costs));
+        costs
+    }
+
+    /// Tokens of the conversations that live here: of all sequences, by the chance that they go on.
+    pub fn living(&self, returns: &Returns, now: f64) -> f64 {
+        self.costs(returns, now).living
+    }
+
+    fn sum_of_living(&self, returns: &Returns, now: f64) -> f64 {
+        let in_slots = self.slots.iter().filter_map(|slot| {
+            let sequence = slot.holds.as_ref()?;
+            Some(if slot.busy { sequence.tokens * returns.chance(0.0) } else { sequence.regret(returns, now) })
+        });
+        in_slots.chain(self.host.iter().map(|sequence| sequence.regret(returns, now))).sum()
+    }
+
+    /// Tokens held, in slots and in host memory.
     pub fn resident(&self) -> f64 {
         self.slots.iter().filter_map(|slot| slot.holds.as_ref()).map(|sequence| sequence.tokens).sum::<f64>() + self.host_tokens
     }
 
-    /// The slot that a stranger costs least in. `occupied` = an empty one will not do. `None` = all work.
-    pub fn victim(&self, now: f64, occupied: bool) -> Option<Victim> {
+    /// Tokens that saving so many to host memory is going to cost: of those that have to go for them, by the chance that they
+    /// go on.
+    fn pushed_out_by(&self, tokens: f64, returns: &Returns, now: f64) -> f64 {
+        let mut over = self.host_tokens + tokens - self.host_limit;
+        let mut cost = 0.0;
+        for sequence in &self.host {
+            if over <= 0.0 {
+                break;
+            }
+            over -= sequence.tokens;
+            cost += sequence.regret(returns, now);
+        }
+        cost
+    }
+
+    /// Tokens that pushing this sequence out of its slot is going to cost.
+    pub fn cost_of_saving(&self, sequence: &Sequence, returns: &Returns, now: f64) -> f64 {
+        let regret = sequence.regret(returns, now);
+        if sequence.tokens > self.host_limit {
+            return regret;
+        }
+        FETCH_BACK * regret + self.pushed_out_by(sequence.tokens, returns, now)
+    }
+
+    /// The slot that a stranger costs least in. `None` = all work.
+    pub fn victim(&self, returns: &Returns, now: f64) -> Option<Victim> {
+        self.costs(returns, now).victim
+    }
+
+    /// The slot that a sequence is best fetched back from host memory through; an empty one will not do.
+    pub fn door(&self, returns: &Returns, now: f64) -> Option<Victim> {
+        self.cheapest(returns, now, true)
+    }
+
+    fn cheapest(&self, returns: &Returns, now: f64, occupied: bool) -> Option<Victim> {
         let mut best: Option<(Victim, f64)> = None;
         for (slot, state) in self.indexed().filter(|(_, state)| !state.busy) {
             let (displaced, last_used) = match &state.holds {
                 None if occupied => continue,
                 None => (0.0, f64::NEG_INFINITY),
-                Some(sequence) => {
-                    let kept = if sequence.tokens <= self.host_limit { FETCH_BACK } else { 1.0 };
-                    (sequence.regret(now) * kept, sequence.last_used)
-                }
+                Some(sequence) => (self.cost_of_saving(sequence, returns, now), sequence.last_used),
             };
             // Among those that cost nothing an empty one, then the one idle longest; as the engine itself would choose.
             if best.is_none_or(|(_, oldest)| last_used < oldest) {
@@ -145,36 +222,39 @@ impl SlotShadow {
         best.map(|(victim, _)| victim)
     }
 
-    /// A request of this sequence begins in a slot. Whatever else the slot held goes to host memory, a sequence that was in
-    /// host memory leaves it. What is lost for good is returned.
-    pub fn begin(&mut self, slot: u32, sequence: Sequence) -> Vec<Sequence> {
+    /// Whether the engine saves what a slot holds before a prompt of which it has this much.
+    pub fn is_saved(held: f64, cached: f64, prompt: f64) -> bool {
+        cached < held * SAVED_BELOW || cached <= prompt * SIMILAR_ABOVE
+    }
+
+    /// A request of this sequence begins in a slot and finds `cached` of its tokens. Whatever else the slot held goes to host
+    /// memory, unless the request goes on with most of it; a sequence that was in host memory leaves it.
+    pub fn begin(&mut self, slot: u32, sequence: Sequence, cached: f64) {
         let serial = sequence.serial;
         let from_host = self.host.iter().position(|held| held.serial == serial).and_then(|at| self.host.remove(at));
         if let Some(held) = &from_host {
             self.host_tokens -= held.tokens;
         }
-        let Some(state) = self.slot_mut(slot) else { return Vec::new() };
+        let prompt = sequence.tokens;
+        let Some(state) = self.slot_mut(slot) else { return };
         state.busy = true;
-        match state.holds.replace(sequence) {
-            Some(other) if other.serial != serial => self.push_out(other),
-            _ => Vec::new(),
+        if let Some(other) = state.holds.replace(sequence).filter(|other| other.serial != serial)
+            && (from_host.is_some() || Self::is_saved(other.tokens, cached, prompt))
+        {
+            self.push_out(other);
         }
     }
 
-    fn push_out(&mut self, sequence: Sequence) -> Vec<Sequence> {
-        let mut lost = Vec::new();
+    fn push_out(&mut self, sequence: Sequence) {
         if sequence.tokens > self.host_limit || sequence.tokens <= 0.0 {
-            lost.push(sequence);
-            return lost;
+            return;
         }
         self.host_tokens += sequence.tokens;
         self.host.push_back(sequence);
         while self.host_tokens > self.host_limit {
             let Some(oldest) = self.host.pop_front() else { break };
             self.host_tokens -= oldest.tokens;
-            lost.push(oldest);
         }
-        lost
     }
 
     /// The sequence a slot holds.
@@ -189,9 +269,11 @@ impl SlotShadow {
         }
     }
 
-    /// What a slot holds is not known any more (the engine said so). What was there is returned.
-    pub fn forget(&mut self, slot: u32) -> Option<Sequence> {
-        self.slot_mut(slot)?.holds.take()
+    /// What a slot holds is not known any more (the engine said so).
+    pub fn forget(&mut self, slot: u32) {
+        if let Some(state) = self.slot_mut(slot) {
+            state.holds = None;
+        }
     }
 
     /// Slots that work.
@@ -208,56 +290,84 @@ mod tests {
         Sequence { tokens, ..Sequence::new(serial, last_used) }
     }
 
-    fn place(shadow: &mut SlotShadow, slot: u32, sequence: Sequence) -> Vec<u32> {
-        let lost = shadow.begin(slot, sequence);
+    fn place(shadow: &mut SlotShadow, slot: u32, sequence: Sequence) {
+        shadow.begin(slot, sequence, 0.0);
         shadow.end(slot);
-        lost.into_iter().map(|sequence| sequence.serial).collect()
+    }
+
+    fn victim(shadow: &SlotShadow) -> Option<u32> {
+        shadow.victim(&Returns::default(), 10.0).map(|victim| victim.slot)
     }
 
     #[test]
     fn a_stranger_gets_an_empty_slot_then_the_one_idle_longest_and_never_a_busy_one() {
         let mut shadow = SlotShadow::new(3, 1000);
         place(&mut shadow, 0, sequence(1, 100.0, 5.0));
-        assert_eq!(shadow.victim(10.0, false).unwrap().slot, 1);
+        assert_eq!(victim(&shadow), Some(1));
+        assert_eq!(shadow.door(&Returns::default(), 10.0).unwrap().slot, 0);
         place(&mut shadow, 1, sequence(2, 100.0, 3.0));
         place(&mut shadow, 2, sequence(3, 100.0, 4.0));
-        assert_eq!(shadow.victim(10.0, false).unwrap().slot, 1);
-        assert!(shadow.begin(1, sequence(2, 100.0, 3.0)).is_empty());
-        assert_eq!(shadow.victim(10.0, false).unwrap().slot, 2);
-        shadow.begin(2, sequence(3, 1.0, 0.0));
-        shadow.begin(0, sequence(1, 1.0, 0.0));
-        assert_eq!(shadow.victim(10.0, false), None);
+        assert_eq!(victim(&shadow), Some(1));
+        shadow.begin(1, sequence(2, 100.0, 3.0), 100.0);
+        assert_eq!(victim(&shadow), Some(2));
+        shadow.begin(2, sequence(3, 1.0, 0.0), 1.0);
+        shadow.begin(0, sequence(1, 1.0, 0.0), 1.0);
+        assert_eq!(victim(&shadow), None);
         assert_eq!(shadow.busy(), 3);
     }
 
     #[test]
     fn what_is_pushed_out_waits_in_host_memory_and_the_oldest_is_lost_when_it_is_full() {
         let mut shadow = SlotShadow::new(1, 250);
-        assert!(place(&mut shadow, 0, sequence(1, 100.0, 1.0)).is_empty());
-        assert!(place(&mut shadow, 0, sequence(2, 100.0, 2.0)).is_empty());
-        assert!(place(&mut shadow, 0, sequence(3, 100.0, 3.0)).is_empty());
+        for serial in 1..=3 {
+            place(&mut shadow, 0, sequence(serial, 100.0, f64::from(serial)));
+        }
         assert_eq!(shadow.find(1).unwrap().0, Place::Host);
-        assert_eq!(place(&mut shadow, 0, sequence(4, 100.0, 4.0)), [1]);
+        place(&mut shadow, 0, sequence(4, 100.0, 4.0));
+        assert!(shadow.find(1).is_none());
         // Fetched back, it leaves host memory.
         let held = shadow.find(2).unwrap().1.clone();
-        assert!(place(&mut shadow, 0, held).is_empty());
+        place(&mut shadow, 0, held);
         assert_eq!(shadow.find(2).unwrap().0, Place::Idle(0));
         assert_eq!(shadow.find(3).unwrap().0, Place::Host);
         assert!((shadow.resident() - 300.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_conversation_that_ended_long_ago_is_not_missed() {
+    fn what_a_request_goes_on_with_is_not_pushed_out_and_what_is_only_like_it_is() {
+        let mut shadow = SlotShadow::new(1, 1000);
+        place(&mut shadow, 0, sequence(1, 100.0, 1.0));
+        shadow.begin(0, sequence(2, 110.0, 2.0), 95.0);
+        assert!(shadow.find(1).is_none());
+        shadow.end(0);
+        shadow.begin(0, sequence(3, 200.0, 3.0), 100.0);
+        assert_eq!(shadow.find(2).unwrap().0, Place::Host);
+    }
+
+    #[test]
+    fn saving_a_sequence_costs_those_that_have_to_go_for_it() {
+        let returns = Returns::default();
+        let mut shadow = SlotShadow::new(1, 250);
+        place(&mut shadow, 0, sequence(1, 100.0, 1.0));
+        place(&mut shadow, 0, sequence(2, 100.0, 2.0));
+        let roomy = shadow.victim(&returns, 4.0).unwrap().displaced;
+        place(&mut shadow, 0, sequence(3, 100.0, 3.0));
+        let full = shadow.victim(&returns, 4.0).unwrap().displaced;
+        assert!(roomy < 100.0 * FETCH_BACK && full > 80.0, "{roomy} {full}");
+    }
+
+    #[test]
+    fn a_conversation_is_missed_less_the_longer_it_rests() {
         let held = sequence(1, 100.0, 0.0);
-        assert!(held.regret(0.0) > held.regret(600.0) && held.regret(600.0) > 0.0);
-        assert!(held.regret(ENDED_AFTER + 1.0) <= 0.0);
+        let regret = |now: f64| held.regret(&Returns::default(), now);
+        assert!(regret(0.0) > regret(600.0) && regret(600.0) > regret(3600.0) && regret(1e9) < 1e-9);
     }
 
     #[test]
     fn only_the_last_ends_of_prompts_are_kept_and_a_step_back_forgets_what_came_after() {
         let mut held = sequence(1, 1.0, 0.0);
-        let dropped: Vec<_> = (1..=10).filter_map(|turn| held.add_tail(Tail { hash: turn, bytes: turn * 10 })).collect();
-        assert_eq!(dropped.iter().map(|tail| tail.hash).collect::<Vec<_>>(), [1, 2]);
+        (1..=10).for_each(|turn| held.add_tail(Tail { hash: turn, bytes: turn * 10 }));
+        assert_eq!(held.tails.iter().map(|tail| tail.hash).collect::<Vec<_>>(), [3, 4, 5, 6, 7, 8, 9, 10]);
         held.add_tail(Tail { hash: 99, bytes: 45 });
         assert_eq!(held.tails.last().unwrap().hash, 99);
         assert_eq!(held.tails.len(), 3);
