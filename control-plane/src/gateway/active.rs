@@ -78,6 +78,8 @@ pub struct Active {
     state: Mutex<(Progress, Instant)>,
     /// Pieces of the reply so far; of a stream about one a token.
     pieces: AtomicU64,
+    /// The client has status 200 and comments, though nothing of the reply.
+    begun: AtomicBool,
     cancelled: AtomicBool,
     waker: AtomicWaker,
 }
@@ -102,6 +104,16 @@ impl Active {
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         self.waker.wake();
+    }
+
+    /// Its client is told, by status 200 and comments, that it waits.
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
+    }
+
+    /// Whether status 200 was sent before anything of the reply was there.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
     }
 
     /// Whether it is to end.
@@ -143,6 +155,7 @@ impl ActiveRequests {
             arrived,
             state: Mutex::new((Progress::default(), arrived)),
             pieces: AtomicU64::new(0),
+            begun: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             waker: AtomicWaker::new(),
         });

@@ -185,7 +185,6 @@ impl Failure {
         Self::new(ErrorCode::Cancelled, "the request was ended by an operator of this server")
     }
 
-    /// A stream that ran for as long as a request may.
     /// A stream was wanted and the engine answered with something else.
     pub(super) fn no_stream() -> Self {
         Self::new(ErrorCode::UpstreamFailed, "the engine did not answer with a stream")

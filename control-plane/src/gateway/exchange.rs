@@ -176,10 +176,11 @@ async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared
     let every = gateway.config.heartbeat;
     // Boxed once and early: the state of a whole request is large, and every layer above would move it.
     let active = Arc::clone(meter.active());
+    let ended = Arc::clone(&active);
     let serving = async move {
         tokio::select! {
             biased;
-            () = active.cancelled() => Err(Failure::cancelled()),
+            () = ended.cancelled() => Err(Failure::cancelled()),
             answered = serve(gateway, route, prepared, meter) => answered,
         }
     };
@@ -191,7 +192,7 @@ async fn answer(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared
     let mut headers = HeaderMap::new();
     event_headers(&mut headers);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    heartbeat::accompany(serving, every, route.dialect, headers).await
+    heartbeat::accompany(serving, &active, every, route.dialect, headers).await
 }
 
 /// Slot, engine, reply; again elsewhere while nothing was sent.
@@ -206,7 +207,9 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
                 meter.admitted(&permit);
                 meter.routed(trace(&permit, prepared.ask.session));
                 match call(&gateway, route, &prepared, &permit, &mut meter).await {
-                    Ok(reply) => return Ok(respond(&gateway, route, prepared, permit, reply, meter)),
+                    // Behind the head and the comments of a stream nothing else can follow.
+                    Ok(answered) if meter.active().has_begun() && kind(&answered.reply.headers) != Kind::Events => Failure::no_stream(),
+                    Ok(answered) => return Ok(respond(&gateway, route, prepared, permit, answered, meter)),
                     Err(fault) => {
                         permit.failed(&fault);
                         if !fault.is_the_clients() {

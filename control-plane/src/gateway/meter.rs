@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::HeaderValue;
+use http::{HeaderValue, StatusCode};
 use lifeboat_engines::dialect::{ErrorCode, Usage};
 use tokio::time::Instant;
 
@@ -221,10 +221,16 @@ impl Meter {
     /// It ended with an error.
     pub(super) fn failed(&mut self, status: u16, failure: &Failure) {
         self.charge.failed();
+        let status = self.sent(status);
         self.set(|event, _| {
             event.status = status;
             event.error = Some(failure.code().to_owned());
         });
+    }
+
+    /// The status the client has: where comments came first, it is that of the stream they are in.
+    fn sent(&self, status: u16) -> u16 {
+        if self.entry.active().has_begun() { StatusCode::OK.as_u16() } else { status }
     }
 }
 
@@ -237,7 +243,7 @@ impl Drop for Meter {
         }
         if event.status == CLIENT_LEFT && self.entry.active().is_cancelled() {
             // Dropped in the middle of its wait, without a word to this measurement.
-            event.status = ErrorCode::Cancelled.status();
+            event.status = self.sent(ErrorCode::Cancelled.status());
             event.error = Some(ErrorCode::Cancelled.as_str().to_owned());
         }
         tracing::debug!(parent: &self.span, status = event.status, total_ms = event.total.as_millis(), "request ended");

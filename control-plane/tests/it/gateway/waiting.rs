@@ -77,9 +77,41 @@ async fn a_failure_after_a_heartbeat_is_an_event_in_either_dialect() {
         assert!(error.json()["error"]["message"].as_str().unwrap().contains("no luck"));
         assert!(stream.next().await.unwrap().is_none());
         assert!(stream.comments >= 1);
-        assert_eq!(world.finished(1).await.error.as_deref(), Some("no_ready_row"));
+        let event = world.finished(1).await;
+        assert_eq!((event.status, event.error.as_deref()), (200, Some("no_ready_row")), "200 is what was sent");
         world.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_document_behind_a_heartbeat_is_an_event_and_recorded_as_the_engines_failure() {
+    let engine = Engine::start(|_| [vec![Step::Hold], Step::json(200, "{}")].concat()).await;
+    let world = World::with(quick_heartbeat(), true).await;
+    world.serve("m", &engine, 1);
+    let mut stream = SseStream::new(soon(world.post("/v1/chat/completions").json(&chat("m", true)).send()).await.unwrap());
+    engine.go();
+    let error = stream.next().await.unwrap().unwrap().json();
+    assert!(error["error"]["message"].as_str().unwrap().contains("did not answer with a stream"), "{error}");
+    assert!(stream.next().await.unwrap().is_none());
+    let event = world.finished(1).await;
+    assert_eq!((event.status, event.error.as_deref()), (200, Some("upstream_failed")));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_ended_behind_a_heartbeat_is_recorded_with_the_status_it_got() {
+    let engine = Engine::start(|_| vec![Step::Hold]).await;
+    let world = World::with(quick_heartbeat(), true).await;
+    world.serve("m", &engine, 1);
+    let request = world.post("/v1/chat/completions").header("x-request-id", "ended").json(&chat("m", true));
+    let mut stream = SseStream::new(soon(request.send()).await.unwrap());
+    engine.until_received(1).await;
+    assert!(world.active.cancel("ended"));
+    let error = stream.next().await.unwrap().unwrap().json();
+    assert_eq!(error["error"]["code"], "cancelled");
+    let event = world.finished(1).await;
+    assert_eq!((event.status, event.error.as_deref()), (200, Some("cancelled")));
+    world.stop().await;
 }
 
 #[tokio::test]
