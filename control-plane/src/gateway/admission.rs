@@ -3,7 +3,8 @@
 //! A row never has more requests than slots, so no engine holds a queue we cannot see. The router decides which row, which
 //! slot and whose turn it is; here its decisions meet tasks, gates and deadlines. Slots change hands directly: the task that
 //! gives one back moves the permit to the next waiter, so there is no herd and no lost wake-up. A shut gate (an unload, a
-//! drain) only ever means waiting on. The lock is held for a decision and never across an await; permits are never dropped
+//! drain) only ever means waiting on. Names of the same rows share one line, and of lines that share a row the one whose
+//! first has waited longest is looked through first, so nobody overtakes by an alias. The lock is held for a decision and never across an await; permits are never dropped
 //! under it, because their drop takes it.
 
 #[cfg(test)]
@@ -148,6 +149,7 @@ impl State {
 struct Place {
     admission: Arc<Admission>,
     id: u64,
+    line: Arc<str>,
     word: oneshot::Receiver<Result<Permit, Refusal>>,
 }
 
@@ -207,38 +209,48 @@ impl Admission {
     /// Waits for a slot. Cancel-safe: a dropped call leaves no trace, and a permit already granted goes to the next.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim<'_>) -> Result<Permit, Refusal> {
         let asked = Instant::now();
-        let (mut place, outlook) = match self.enter_or_queue(&claim)? {
+        let (mut place, mut outlook) = match self.enter_or_queue(&claim)? {
             Entry::Now(permit) => return Ok(permit),
             Entry::Later(place, outlook) => (place, outlook),
         };
-        let mut until = self.wait_until(&claim, asked, &outlook);
+        let mut changed = self.registry.subscribe();
+        // What has changed since the look above is looked at below.
+        changed.mark_changed();
+        // A wait for a slot counts from here; who waits for a model to come up begins it when that serves.
+        let mut from = claim.arrived;
+        let mut until = self.wait_until(&claim, asked, from, &outlook);
         // From then on it takes a free slot of another row than the one that holds its conversation.
         let mut patient = Some(asked + self.config.home_wait.min(self.config.queue_wait / 2));
         loop {
+            let is_cold = outlook == Outlook::Coming;
             tokio::select! {
                 biased;
                 word = &mut place.word => return word.unwrap_or(Err(Refusal::NoOther)),
+                _ = changed.changed(), if is_cold => {}
                 () = sleep_until(patient.map_or(until, |patient| patient.min(until))) => {}
             }
             if patient.take_if(|patient| *patient <= Instant::now()).is_some() {
-                self.hand_out(claim.class, claim.name);
+                self.hand_out(claim.class, &place.line);
                 continue;
             }
             // What the rows do now decides whether the wait may go on.
             let snapshot = self.registry.snapshot();
             let Some(pool) = snapshot.by_name.get(claim.name) else { return Err(Refusal::UnknownModel) };
-            let outlook = outlook::outlook(pool, claim.avoid);
-            until = self.wait_until(&claim, asked, &outlook);
+            outlook = outlook::outlook(pool, claim.avoid);
+            if is_cold && matches!(outlook, Outlook::Serving(_)) {
+                from = Instant::now();
+            }
+            until = self.wait_until(&claim, asked, from, &outlook);
             if until <= Instant::now() {
-                return Err(self.out_of_time(&claim, outlook));
+                return Err(self.out_of_time(&claim, &place.line, outlook));
             }
         }
     }
 
-    fn out_of_time(&self, claim: &Claim<'_>, outlook: Outlook) -> Refusal {
+    fn out_of_time(&self, claim: &Claim<'_>, line: &str, outlook: Outlook) -> Refusal {
         let waited = claim.arrived.elapsed();
         match outlook {
-            Outlook::Serving(_) => Refusal::TooLong { waited, retry_after: self.predicted(claim).unwrap_or_default() },
+            Outlook::Serving(_) => Refusal::TooLong { waited, retry_after: self.predicted(claim.class, line).unwrap_or_default() },
             Outlook::Coming => Refusal::NotUp { waited },
             Outlook::Suspect => Refusal::NoOther,
             Outlook::Hopeless(reasons) => Refusal::Hopeless(reasons),
@@ -246,16 +258,16 @@ impl Admission {
     }
 
     /// How long a request that joins the line now will wait; `None` = not known yet.
-    fn predicted(&self, claim: &Claim<'_>) -> Option<Duration> {
+    fn predicted(&self, class: Class, line: &str) -> Option<Duration> {
         let mut state = self.state.lock();
-        let router = &state.fleet(claim.class).router;
-        let seconds = router.predicted_wait(claim.name, router.waiting(claim.name) + 1)?;
+        let router = &state.fleet(class).router;
+        let seconds = router.predicted_wait(line, router.waiting(line) + 1)?;
         Duration::try_from_secs_f64(seconds).ok()
     }
 
-    fn wait_until(&self, claim: &Claim<'_>, asked: Instant, outlook: &Outlook) -> Instant {
+    fn wait_until(&self, claim: &Claim<'_>, asked: Instant, from: Instant, outlook: &Outlook) -> Instant {
         let until = match outlook {
-            Outlook::Serving(_) => claim.arrived + self.config.queue_wait,
+            Outlook::Serving(_) => from + self.config.queue_wait,
             Outlook::Coming => claim.arrived + self.config.cold_start_wait,
             Outlook::Suspect => asked + self.config.retry_notice,
             Outlook::Hopeless(_) => asked,
@@ -280,7 +292,7 @@ impl Admission {
             _ => {}
         }
         let room = self.capacity(pool, claim.class);
-        let name: Arc<str> = Arc::from(claim.name);
+        let name: Arc<str> = Arc::from(line(&snapshot, claim.name, pool));
         let fleet = state.fleet(claim.class);
         let waited = claim.arrived.elapsed().as_secs_f64();
         let ask = Ask {
@@ -322,7 +334,7 @@ impl Admission {
         if asked_for_a_row {
             self.activator.wake();
         }
-        Ok(Entry::Later(Place { admission: Arc::clone(self), id, word }, outlook))
+        Ok(Entry::Later(Place { admission: Arc::clone(self), id, line: name, word }, outlook))
     }
 
     /// The first byte of a reply is here: its prompt is read.
@@ -342,7 +354,7 @@ impl Admission {
             drop(guard);
         } else {
             let names = state.fleet(permit.class).member(permit.row.id).map(|member| member.names.clone()).unwrap_or_default();
-            let words: Vec<Word> = names.iter().flat_map(|name| self.grants(state, permit.class, name, now)).collect();
+            let words = self.grants_of(state, permit.class, names, now);
             drop(guard);
             send(words);
         }
@@ -358,6 +370,14 @@ impl Admission {
         let words = self.grants(&mut guard, class, &Arc::from(name), now);
         drop(guard);
         send(words);
+    }
+
+    /// Everybody of these lines who can be served now, those first that have waited longest.
+    fn grants_of(self: &Arc<Self>, state: &mut State, class: Class, names: impl IntoIterator<Item = Arc<str>>, now: f64) -> Vec<Word> {
+        let router = &state.fleet(class).router;
+        let mut lines: Vec<_> = names.into_iter().filter_map(|name| Some((router.first_waiting(&name)?, name))).collect();
+        lines.sort_unstable();
+        lines.iter().flat_map(|(_, name)| self.grants(state, class, name, now)).collect()
     }
 
     /// Everybody of a line who can be served now, with the permit.
@@ -401,9 +421,8 @@ impl Admission {
         let (mut words, wake) = self.inform(state, &snapshot);
         if !state.waiters.is_empty() {
             for class in Class::ALL {
-                for name in snapshot.by_name.keys() {
-                    words.extend(self.grants(state, class, &Arc::from(name.as_str()), now));
-                }
+                let names = snapshot.by_name.keys().map(|name| Arc::from(name.as_str()));
+                words.extend(self.grants_of(state, class, names, now));
             }
         }
         drop(guard);
@@ -486,6 +505,13 @@ impl Admission {
         let state = self.state.lock();
         state.waiters.is_empty() && state.tickets.is_empty() && state.generation.router.is_at_rest() && state.light.router.is_at_rest()
     }
+}
+
+/// The line of a name: names of the same rows share that of their public name.
+fn line<'a>(snapshot: &'a Snapshot, name: &'a str, pool: &[Arc<RowView>]) -> &'a str {
+    let public = pool.first().and_then(|row| snapshot.by_name.get_key_value(&row.model_name));
+    let same = |other: &[Arc<RowView>]| other.len() == pool.len() && other.iter().zip(pool).all(|(one, other)| one.id == other.id);
+    public.filter(|(_, other)| same(other)).map_or(name, |(public, _)| public)
 }
 
 /// Makes the waiter ask for the row it needs, if any. True if that is a row it did not ask for before.

@@ -141,6 +141,11 @@ impl<T> FairQueue<T> {
         self.next_lift = self.waiting.values().map(|entry| entry.since + LIFT_AFTER).fold(f64::INFINITY, f64::min);
     }
 
+    /// Where the first in order stands among the first of several queues: bands below the best, then age.
+    pub fn first(&self) -> Option<(u8, Ticket)> {
+        self.waiting.first_key_value().map(|(key, _)| (key.below_best, key.ticket))
+    }
+
     /// Those who wait, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Ticket, &T)> {
         self.waiting.iter().map(|(key, entry)| (key.ticket, &entry.item))

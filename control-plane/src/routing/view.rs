@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use super::heat::Mode;
 use super::router::Router;
 use super::row::Cache;
-use super::{BreakerState, RowIndex};
+use super::{BreakerState, RowIndex, Ticket};
 
 /// One pool.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -95,6 +95,11 @@ impl Router {
             conversations: [self.tails.len(), self.sessions.len()],
             predicted_wait_seconds: self.predicted_wait(name, line.queue.len() + 1),
         })
+    }
+
+    /// Where the first who waits for that name stands among the first of other names; `None` = nobody waits.
+    pub fn first_waiting(&self, name: &str) -> Option<(u8, Ticket)> {
+        self.lines.get(name)?.queue.first()
     }
 
     /// One row, while it is up.

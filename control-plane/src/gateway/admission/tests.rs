@@ -83,13 +83,72 @@ async fn a_waiter_who_left_is_passed_over_and_an_alias_shares_the_slots() {
     world.registry.publish(view.clone());
     let held = world.admit("m").await.unwrap();
     let (leaves, stays) = (world.join("m"), world.join("other"));
-    world.until_waiting("m", 1).await;
-    world.until_waiting("other", 1).await;
+    world.until_waiting("m", 2).await;
     leaves.abort();
-    world.until_waiting("m", 0).await;
+    world.until_waiting("m", 1).await;
     drop(held);
     assert_eq!(stays.await.unwrap().unwrap().row.id, view.id);
     assert_eq!(view.endpoint.unwrap().load.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_overtakes_by_another_name_of_the_same_row() {
+    let world = world(GatewayConfig { queue_per_slot: 2, ..GatewayConfig::default() });
+    let view = RowView { aliases: vec!["other".into()], ..world.ready("m", 1) };
+    world.registry.publish(view);
+    let held = world.admit("m").await.unwrap();
+    let first = world.join("other");
+    world.until_waiting("m", 1).await;
+    let second = world.join("m");
+    world.until_waiting("m", 2).await;
+    for name in ["m", "other"] {
+        assert!(matches!(world.admit(name).await, Err(Refusal::Full { waiting: 2, .. })), "they share one line: {name}");
+    }
+    drop(held);
+    let held = first.await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    drop(held);
+    assert!(second.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_lines_that_share_a_row_the_one_that_has_waited_longer_gets_its_slot() {
+    let world = world(GatewayConfig::default());
+    for name in ["m", "n"] {
+        let view = RowView { aliases: vec!["any".into()], ..world.ready(name, 1) };
+        world.registry.publish(view);
+    }
+    let (one, _other) = (world.admit("m").await.unwrap(), world.admit("n").await.unwrap());
+    let older = world.join("any");
+    world.until_waiting("any", 1).await;
+    let newer = world.join("m");
+    world.until_waiting("m", 1).await;
+    drop(one);
+    let one = older.await.unwrap().unwrap();
+    assert!(!newer.is_finished());
+    drop(one);
+    assert!(newer.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn once_a_cold_model_serves_its_line_waits_no_longer_than_any_other() {
+    let config = GatewayConfig { queue_wait: 10 * SECOND, cold_start_wait: 600 * SECOND, ..GatewayConfig::default() };
+    let world = world(config);
+    let mut view = row("m", RowState::Starting);
+    world.registry.publish(view.clone());
+    let before = Instant::now();
+    let waiters = [world.join("m"), world.join("m")];
+    world.until_waiting("m", 2).await;
+    // Longer than a wait for a slot may take, and nobody is sent away for that.
+    tokio::time::sleep(100 * SECOND).await;
+    view.status.state = RowState::Ready;
+    view.endpoint = Some(endpoint(1, 1));
+    world.registry.publish(view);
+    let [first, second] = waiters;
+    let _held = first.await.unwrap().unwrap();
+    let refused = second.await.unwrap().unwrap_err();
+    assert!(matches!(refused, Refusal::TooLong { .. }), "{refused:?}");
+    assert_eq!(before.elapsed().as_secs(), 110);
 }
 
 #[tokio::test(start_paused = true)]
