@@ -63,6 +63,7 @@ use self::intake::Intake;
 pub use self::pools::Pools;
 use self::proxy::Proxy;
 use crate::config::{Config, GatewayConfig};
+use crate::hop::Hop;
 use crate::keys::{Keys, Principal, Scope};
 use crate::recorder::Recorder;
 use crate::registry::{Registry, RowView, Snapshot};
@@ -85,6 +86,8 @@ pub struct GatewayDeps {
     pub recorder: Arc<Recorder>,
     /// Requests under way.
     pub active: Arc<ActiveRequests>,
+    /// Names this control plane to the engines.
+    pub hop: Hop,
     /// Holds every task.
     pub tracker: TaskTracker,
     /// Soft stop: nothing new is begun for a reply that breaks off.
@@ -105,6 +108,7 @@ struct Gateway {
     intake: Arc<Intake>,
     recorder: Arc<Recorder>,
     active: Arc<ActiveRequests>,
+    hop: Hop,
 }
 
 /// The routes of the data plane. Starts the task that follows the registry on the given tracker.
@@ -122,6 +126,7 @@ pub fn router(deps: GatewayDeps) -> Router {
         admission,
         recorder: deps.recorder,
         active: deps.active,
+        hop: deps.hop,
     });
     let mut router = Router::new();
     for route in openai::ROUTES.iter().chain(&anthropic::ROUTES) {
@@ -155,6 +160,8 @@ async fn list_models(State(gateway): State<Arc<Gateway>>, uri: Uri, headers: Hea
     let dialect = dialect(&headers, &uri);
     let snapshot = gateway.registry.snapshot();
     let reply = match (gateway.keys.authorize(&headers, Scope::Inference), dialect) {
+        // It would look like a server of models, and be its own engine.
+        _ if gateway.hop.is_in(&headers) => Failure::request_loop().response(dialect),
         (Err(denied), _) => Failure::denied(denied).response(dialect),
         (Ok(caller), Dialect::OpenAi | Dialect::Ollama) => json(&openai::models(&snapshot, &caller)),
         (Ok(caller), Dialect::Anthropic) => json(&anthropic::models(&snapshot, &caller)),

@@ -12,6 +12,7 @@ pub mod engines;
 pub mod events;
 pub mod gateway;
 pub mod guard;
+pub mod hop;
 pub mod host;
 pub mod ids;
 pub mod jobs;

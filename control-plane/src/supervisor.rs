@@ -39,6 +39,7 @@ use self::task::{End, Order, RowTask, Shared};
 use crate::activator::Activator;
 use crate::config::Config;
 use crate::engines::Engines;
+use crate::hop::Hop;
 use crate::host::http::Http;
 use crate::ids::RowId;
 use crate::models::Models;
@@ -61,6 +62,8 @@ pub struct Deps {
     pub registry: Arc<Registry>,
     /// Wakes the reconciler after an observed change.
     pub activator: Activator,
+    /// Names this control plane to those it asks.
+    pub hop: Hop,
     /// Holds every task.
     pub tracker: TaskTracker,
     /// Hard stop: engines are killed without a drain.

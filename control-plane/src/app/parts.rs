@@ -19,6 +19,7 @@ use crate::engines::Engines;
 use crate::events::Events;
 use crate::gateway::active::ActiveRequests;
 use crate::gateway::{self, GatewayDeps, Pools};
+use crate::hop::Hop;
 use crate::host::facts;
 use crate::host::http::Http;
 use crate::jobs::Jobs;
@@ -55,6 +56,7 @@ pub(super) struct Parts {
     metrics: Arc<Metrics>,
     recorder: Arc<Recorder>,
     active: Arc<ActiveRequests>,
+    hop: Hop,
     started: Instant,
 }
 
@@ -65,7 +67,7 @@ impl Parts {
         let lifecycle = Lifecycle::new();
         let (tracker, hard) = (&lifecycle.tracker, &lifecycle.hard);
         let registry = Arc::new(Registry::default());
-        let activator = Activator::default();
+        let (activator, hop) = (Activator::default(), Hop::default());
         let events = Arc::new(Events::new(config.http.event_ring));
         let downloads = Downloads::new(Http::new(config.sources.connect), &config.sources);
         let models = Arc::new(Models::new(&config, downloads.clone(), facts::measure));
@@ -88,6 +90,7 @@ impl Parts {
                 models: Arc::clone(&models),
                 registry: Arc::clone(&registry),
                 activator: activator.clone(),
+                hop: hop.clone(),
                 tracker: tracker.clone(),
                 token: hard.clone(),
             }))
@@ -108,6 +111,7 @@ impl Parts {
             metrics,
             recorder,
             active: Arc::default(),
+            hop,
             started,
         }
     }
@@ -160,6 +164,7 @@ impl Parts {
             metrics: Arc::clone(&self.metrics),
             recorder: Arc::clone(&self.recorder),
             active: Arc::clone(&self.active),
+            hop: self.hop.clone(),
             tracker: self.lifecycle.tracker.clone(),
             stopping: self.lifecycle.soft.clone(),
             token: self.lifecycle.hard.clone(),

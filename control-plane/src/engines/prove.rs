@@ -112,6 +112,7 @@ pub(super) async fn run(build: &Build, model: &LocalModel, host: &HostFacts, con
         authority: http::uri::Authority::try_from(format!("127.0.0.1:{port}")).map_err(|error| not_tried(&error))?,
         prefix: String::new(),
         authorization: http::HeaderValue::try_from(format!("Bearer {api_key}")).ok(),
+        via: None,
         https: None,
     };
     let running = Running(child.pid());

@@ -185,6 +185,12 @@ impl Failure {
         Self::new(ErrorCode::Cancelled, "the request was ended by an operator of this server")
     }
 
+    /// The request was sent by this very control plane.
+    pub(super) fn request_loop() -> Self {
+        let message = "the request has come back to a Lifeboat that passed it on: the `url` of one of its rows leads to itself; give that row the address of a model server";
+        Self::new(ErrorCode::RequestLoop, message)
+    }
+
     /// A stream was wanted and the engine answered with something else.
     pub(super) fn no_stream() -> Self {
         Self::new(ErrorCode::UpstreamFailed, "the engine did not answer with a stream")

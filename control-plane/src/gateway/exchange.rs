@@ -106,6 +106,9 @@ async fn prepare(
     meter: &mut Meter,
 ) -> Result<Prepared, Failure> {
     let (mut parts, body) = request.into_parts();
+    if gateway.hop.is_in(&parts.headers) {
+        return Err(Failure::request_loop());
+    }
     let caller = caller.map_err(Failure::denied)?;
     let running = caller.begin().map_err(|reached| Failure::limited(&reached))?;
     let priority = caller.priority(&parts.headers);
@@ -129,6 +132,7 @@ async fn prepare(
     let ask = prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band());
     meter.asks(prompt_bytes(route, &ask, &held.bytes), route.has_prompt);
     strip(&mut parts.headers);
+    gateway.hop.add(&mut parts.headers);
     let outgoing = Outgoing { query: parts.uri.query().map(str::to_owned), headers: parts.headers };
     Ok(Prepared { asked, ask, name, held, outgoing })
 }

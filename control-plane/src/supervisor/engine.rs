@@ -93,6 +93,7 @@ impl Engine {
             authority: authority(self.note.port),
             prefix: String::new(),
             authorization: bearer(&self.note.api_key),
+            via: None,
             https: None,
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Uri;
 use lifeboat_engines::adapter;
+use lifeboat_engines::dialect::{ApiError, ErrorCode};
 use lifeboat_engines::spec::{EngineSpec, Health};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -41,7 +42,7 @@ struct ListedModel {
 /// Probes a row for ever and shows what it finds. To be dropped when the row changes.
 pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failure {
     let spec = publisher.row().spec.clone();
-    let target = match target(&spec, http) {
+    let target = match target(&spec, deps, http) {
         Ok(target) => target,
         Err(failure) => return failure,
     };
@@ -112,20 +113,24 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
     }
 }
 
-fn target(spec: &EngineSpec, http: &Http) -> Result<Target, Failure> {
+fn target(spec: &EngineSpec, deps: &Deps, http: &Http) -> Result<Target, Failure> {
     let url = spec.url.as_deref().unwrap_or_default();
     let unusable = || Failure::died(format!("the url {url:?} is not of the form http://host:port"));
     let parts = url.parse::<Uri>().map_err(|_| unusable())?.into_parts();
     let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else { return Err(unusable()) };
     let prefix = parts.path_and_query.map_or_else(String::new, |path| path.path().trim_end_matches('/').to_owned());
     let https = if scheme == http::uri::Scheme::HTTPS { Some(http.client().map_err(|error| Failure::unavailable(&error))?) } else { None };
-    Ok(Target { scheme, authority, prefix, authorization: spec.api_key.as_deref().and_then(bearer), https })
+    let (authorization, via) = (spec.api_key.as_deref().and_then(bearer), Some(deps.hop.name().clone()));
+    Ok(Target { scheme, authority, prefix, authorization, via, https })
 }
 
 /// The name that server knows its model by: as the row says, else the only one it lists, else the row's own. `Err` says
 /// why it cannot be a server of models at all.
 async fn upstream_model(target: &Target, spec: &EngineSpec) -> Result<String, String> {
     let listed = probe::get(target, "/v1/models", WITHIN).await.map_err(|error| chain(&error))?;
+    if ApiError::from_engine(listed.status, &listed.body).code == ErrorCode::RequestLoop {
+        return Err("this Lifeboat itself answers there, and it cannot be its own engine; give the row another `url`".into());
+    }
     let models = serde_json::from_slice::<ModelList>(&listed.body).ok().filter(|_| listed.status == 200).map(|list| list.data);
     if models.is_none() && !speaks_openai(target, &listed).await {
         return Err(format!(

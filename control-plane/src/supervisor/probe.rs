@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use lifeboat_engines::spec::Task;
 use tokio::net::TcpStream;
 
+use crate::hop::VIA;
 use crate::registry::Endpoint;
 
 /// Longest answer read, bytes; a list of models is the longest there is.
@@ -30,6 +31,8 @@ pub struct Target {
     pub prefix: String,
     /// `Bearer …`.
     pub authorization: Option<HeaderValue>,
+    /// Tells a Lifeboat behind the address who asks.
+    pub via: Option<HeaderValue>,
     /// Client for `https`; plain connections need none.
     pub https: Option<reqwest::Client>,
 }
@@ -42,6 +45,7 @@ impl Target {
             authority: endpoint.authority.clone(),
             prefix: endpoint.prefix.clone(),
             authorization: endpoint.authorization.clone(),
+            via: None,
             https: None,
         }
     }
@@ -112,6 +116,9 @@ async fn plain(target: &Target, method: Method, path: &str, body: Bytes) -> Resu
     if let Some(authorization) = &target.authorization {
         request = request.header(header::AUTHORIZATION, authorization);
     }
+    if let Some(via) = &target.via {
+        request = request.header(VIA, via);
+    }
     let request = request.body(Full::new(body)).map_err(ProbeError::Address)?;
     let host = target.authority.host().trim_start_matches('[').trim_end_matches(']');
     let stream = TcpStream::connect((host, target.authority.port_u16().unwrap_or(80))).await.map_err(ProbeError::Connect)?;
@@ -138,6 +145,9 @@ async fn over_tls(target: &Target, method: Method, path: &str, body: Bytes) -> R
         .body(body);
     if let Some(authorization) = &target.authorization {
         request = request.header(header::AUTHORIZATION, authorization);
+    }
+    if let Some(via) = &target.via {
+        request = request.header(VIA, via);
     }
     let mut response = request.send().await.map_err(|error| ProbeError::Broken(error.into()))?;
     let status = response.status().as_u16();
@@ -166,6 +176,7 @@ mod tests {
             authority: format!("127.0.0.1:{port}").parse().unwrap(),
             prefix: "/base".into(),
             authorization: Some(HeaderValue::from_static("Bearer k")),
+            via: None,
             https: None,
         }
     }

@@ -151,6 +151,25 @@ async fn an_external_row_to_a_server_of_web_pages_says_that_it_is_none_of_models
 }
 
 #[tokio::test]
+async fn an_external_row_that_leads_back_to_lifeboat_is_refused_straight_or_around_another() {
+    let (app, other) = tokio::join!(TestApp::start(), TestApp::start());
+    let external = |name: &str, url: String| json!({"model_name": name, "engine": "external", "url": url, "slots": 1});
+    let id = app.create_row(&external("mine", app.url(""))).await;
+    let row = app.wait_state(&id, "failed").await;
+    assert!(row["state_reason"].as_str().unwrap().contains("this Lifeboat itself answers there"), "{row}");
+    let (status, refused) = app.chat("mine", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused["error"]["message"].as_str().unwrap().contains("this Lifeboat itself answers there"), "{refused}");
+
+    // Each of two is a server of models to the other, until a request comes back.
+    let ids = (app.create_row(&external("chat", other.url(""))).await, other.create_row(&external("chat", app.url(""))).await);
+    tokio::join!(app.wait_state(&ids.0, "ready"), other.wait_state(&ids.1, "ready"));
+    let (status, refused) = app.chat("chat", "hello", json!({})).await;
+    assert_eq!((status, &refused["error"]["code"]), (StatusCode::LOOP_DETECTED, &json!("request_loop")), "{refused}");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("leads to itself"), "{refused}");
+}
+
+#[tokio::test]
 async fn an_external_engine_is_probed_and_served_and_never_ended() {
     let mut app = TestApp::start().await;
     let outside = app.start_sim_engine(&["--model", "theirs"]).await;

@@ -28,6 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("progress", &[]),
     ("activator", &[]),
     ("config", &[]),
+    ("hop", &[]),
     ("host", &["config", "progress"]),
     ("registry", &["ids", "progress"]),
     ("request_body", &[]),
@@ -46,7 +47,7 @@ const EDGES: &[(&str, &[&str])] = &[
     // A build is proved by an engine process that is watched as any other: `supervisor::{child, probe, stall}`.
     ("engines", &["causes", "config", "download", "guard", "host", "jobs", "models", "progress", "store", "supervisor"]),
     ("models", &["causes", "config", "download", "host", "jobs", "progress", "store"]),
-    ("supervisor", &["activator", "causes", "config", "engines", "guard", "host", "ids", "models", "progress", "registry", "store"]),
+    ("supervisor", &["activator", "causes", "config", "engines", "guard", "hop", "host", "ids", "models", "progress", "registry", "store"]),
     ("reconciler", &["activator", "causes", "config", "host", "ids", "registry", "store", "supervisor"]),
     (
         "gateway",
@@ -54,6 +55,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "activator",
             "causes",
             "config",
+            "hop",
             "host",
             "ids",
             "keys",

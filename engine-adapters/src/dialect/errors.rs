@@ -63,6 +63,8 @@ pub enum ErrorCode {
     UpstreamFailed,
     /// The engine did not answer in time.
     UpstreamTimeout,
+    /// The request has come back to a control plane that passed it on.
+    RequestLoop,
     /// The operator ended the request.
     Cancelled,
     /// A fault of Lifeboat's own.
@@ -70,7 +72,7 @@ pub enum ErrorCode {
 }
 
 /// Code, HTTP status, OpenAI type, Anthropic type.
-pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 23] = [
+pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 24] = [
     (ErrorCode::InvalidRequest, "invalid_request", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidJson, "invalid_json", 400, "invalid_request_error", "invalid_request_error"),
     (ErrorCode::InvalidApiKey, "invalid_api_key", 401, "authentication_error", "authentication_error"),
@@ -92,6 +94,7 @@ pub const TABLE: [(ErrorCode, &str, u16, &str, &str); 23] = [
     (ErrorCode::NoReadyRow, "no_ready_row", 503, "overloaded_error", "overloaded_error"),
     (ErrorCode::UpstreamFailed, "upstream_failed", 502, "server_error", "api_error"),
     (ErrorCode::UpstreamTimeout, "upstream_timeout", 504, "server_error", "timeout_error"),
+    (ErrorCode::RequestLoop, "request_loop", 508, "server_error", "api_error"),
     (ErrorCode::Cancelled, "cancelled", 410, "request_cancelled", "api_error"),
     (ErrorCode::Internal, "internal", 500, "server_error", "api_error"),
 ];
@@ -221,6 +224,7 @@ impl ApiError {
             429 => (ErrorCode::RateLimited, false),
             503 => (ErrorCode::NoReadyRow, false),
             504 => (ErrorCode::UpstreamTimeout, false),
+            508 => (ErrorCode::RequestLoop, false),
             400..=499 => (ErrorCode::InvalidRequest, true),
             _ => (ErrorCode::UpstreamFailed, false),
         };

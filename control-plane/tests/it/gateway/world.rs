@@ -10,6 +10,7 @@ use lifeboat::activator::Activator;
 use lifeboat::config::{Config, GatewayConfig};
 use lifeboat::gateway::active::ActiveRequests;
 use lifeboat::gateway::{GatewayDeps, Pools, router};
+use lifeboat::hop::Hop;
 use lifeboat::ids::{Generation, RowId};
 use lifeboat::keys::Keys;
 use lifeboat::recorder::log::{self, RequestFilter};
@@ -110,6 +111,7 @@ impl World {
             metrics: Arc::clone(&metrics),
             recorder: Arc::clone(&recorder),
             active: Arc::clone(&active),
+            hop: Hop::default(),
             tracker: tracker.clone(),
             stopping: token.clone(),
             token: token.clone(),
