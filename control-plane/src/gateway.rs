@@ -1,17 +1,18 @@
 //! The data plane: `/v1/*` for OpenAI's and Anthropic's clients, over whichever engines serve.
 //!
-//! One request is one straight line ([`exchange`](self)): key, body, model, slot, engine, reply. The body goes to the engine
-//! byte for byte but for `model`, the reply comes back as it is; neither touches the database. A slot is held by the
-//! reply's body and released by its end or drop and by nothing else.
+//! One request is one straight line (`exchange`): key, body, model, slot, engine, reply. The body goes to the engine byte
+//! for byte but for what that engine must be told otherwise (model, slot, that it is to stream), the reply comes back as it
+//! is unless it has to be told in another dialect; neither touches the database. A slot is held by the reply's body and
+//! released by its end or drop and by nothing else.
 //!
-//! - `openai`, `anthropic` the routes of each dialect, and its list of models
+//! - `openai`, `anthropic` the routes of each dialect, and its list of models; `route` what a route is
 //! - `intake` request bodies, bounded; `peek` the few fields that are read
 //! - `prompt` what the router is told of a request; `admission` who may use an engine now and who waits, by the decisions of
 //!   [`crate::routing`]; `fleet` its rows as the router knows them; `outlook` whether waiting makes sense; `permit` the right
 //!   to use an engine; `pools` all of it for those who show or set something
 //! - `proxy` one call up to its first byte, and what may be tried again
 //! - `translate` how an engine is asked, and its reply in the client's dialect; `ollama` the routes that always need it
-//! - `body` the rest of the reply; `heartbeat` company for those who wait
+//! - `body` the rest of the reply; `resume` another engine that goes on with it; `heartbeat` company for those who wait
 //! - `standing` what a key has left, as headers
 //! - `active` the requests under way, and how one is ended
 //! - `error` every failure in either dialect; `meter` what the recorder gets; `charge` what a key pays

@@ -4,8 +4,8 @@
 //! slot and whose turn it is; here its decisions meet tasks, gates and deadlines. Slots change hands directly: the task that
 //! gives one back moves the permit to the next waiter, so there is no herd and no lost wake-up. A shut gate (an unload, a
 //! drain) only ever means waiting on. Names of the same rows share one line, and of lines that share a row the one whose
-//! first has waited longest is looked through first, so nobody overtakes by an alias. The lock is held for a decision and never across an await; permits are never dropped
-//! under it, because their drop takes it.
+//! first has waited longest is looked through first, so nobody overtakes by an alias. The lock is held for a decision and
+//! never across an await; permits are never dropped under it, because their drop takes it.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Anthropic's routes.
+//! Anthropic's routes, as a table, and its list of models. What happens on them is `exchange`'s.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The body of a reply: it owns the slot, the measurement and the upstream call, and gives all up with its end or drop.
 //!
 //! Pieces pass as they came. A copy is read along for the usage and the proper end, so that a stream that breaks off is
-//! ended by an error in the client's dialect and never looks whole. Nothing here may allocate for a piece, unless the
-//! engine uses another model name than the client does.
+//! ended by an error in the client's dialect and never looks whole. For a piece that only passes nothing here may allocate:
+//! that is for streams told in another dialect or under another model name, and for text kept to go on with it elsewhere.
 
 mod opening;
 mod rename;

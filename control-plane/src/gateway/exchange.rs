@@ -1,4 +1,8 @@
 //! One request as a straight line: key, body, model, slot, engine, reply.
+//!
+//! Read from top to bottom this is all that happens to a request. Each step is a module of its own and knows nothing of the
+//! others; what passes between them is here, and so are the two loops: another engine where one has failed, another form
+//! where an engine lacks the client's dialect. Nothing may be tried again once a byte of the reply has left.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Request bodies: read once, kept as bytes, and bounded both each and all together.
 //!
-//! A body is held until its reply has begun, since it may have to be sent again. Room is reserved before memory is
-//! used, so that many large bodies at once are turned away instead of exhausting the machine.
+//! A body is held until its reply has begun, since it may have to be sent again. Room is taken with each piece that arrives
+//! and never for what is only announced, so that many large bodies at once are turned away instead of exhausting the
+//! machine, and one that never comes keeps nobody out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,8 @@
 //! Measures one request and hands the result to the recorder when it ends, however it ends.
+//!
+//! It travels with the request, at last in the body of its reply, and its drop is the end: every way out is counted, once,
+//! and charged to the key in that one place. It shows the status that was sent, not the one that would have been. It never
+//! waits, and it never sees a prompt or a reply.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! OpenAI's routes, and llama.cpp's own beside them.
+//! OpenAI's routes, and llama.cpp's own beside them, as a table, and its list of models. What happens on them is
+//! `exchange`'s.
 
 use std::sync::Arc;
 

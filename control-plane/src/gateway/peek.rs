@@ -1,4 +1,7 @@
-//! What a request asks for, and its body with the name an engine wants to see.
+//! What a request asks for, and its body as an engine wants to see it.
+//!
+//! Only the few fields are read that decide something here. Changes are splices at the places they stand in: the rest is the
+//! client's own bytes, which are never parsed into a tree and written anew.
 
 mod multipart;
 

@@ -1,4 +1,5 @@
-//! What a route is to the gateway; the tables stand with their dialects.
+//! What a route is to the gateway; the tables stand with their dialects. All that differs between routes is said in these
+//! fields, so that nothing on the way of a request looks at its path.
 
 use lifeboat_engines::dialect::{Dialect, ollama};
 

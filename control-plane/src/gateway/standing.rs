@@ -1,4 +1,5 @@
-//! What a key has left of its limits, as the headers OpenAI's clients know. A key without limits gets none.
+//! What a key has left of its limits, as the headers OpenAI's clients know. A key without limits gets none. They are the
+//! state when the reply begins: what this request costs is known when it has ended.
 
 use std::time::Duration;
 

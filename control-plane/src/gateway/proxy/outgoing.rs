@@ -1,4 +1,7 @@
 //! One request to an engine: built anew for each attempt from parts that are shared, never copied.
+//!
+//! What identifies the client to us, or concerns one connection only, is taken out first: an engine never sees a client's
+//! key, cookie or address.
 
 use std::convert::Infallible;
 use std::pin::Pin;
