@@ -1,7 +1,8 @@
-//! The official `openai` and `anthropic` Python packages, pinned, against the real engine; keys against the simulated one.
+//! The official `openai` and `anthropic` packages for Python and for Node and `ollama` for Python, pinned, against the real
+//! engine; keys against the simulated one.
 //!
-//! The packages are installed once into a virtual environment beside the build's own files; what they do is in
-//! `tests/sdk/*.py`, which can also be run by hand against any server.
+//! The packages are installed once beside the build's own files; what they do is in `tests/sdk/*.py` and `tests/sdk/node/*.mjs`,
+//! which can also be run by hand against any server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,23 +13,47 @@ use serde_json::Value;
 use crate::real_engine::{CONTEXT, real};
 use crate::support::{STEP, TestApp, command};
 
-/// The interpreter of an environment with the pinned packages; made anew when the pins change.
-fn python() -> PathBuf {
+/// A folder with what `pins` names installed by `install`; made anew when the pins change.
+fn installed(name: &str, pins: &Path, install: impl FnOnce(&Path)) -> PathBuf {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _turn = INSTALLING.lock().unwrap();
-    let scripts = scripts();
-    let wanted = fs::read_to_string(scripts.join("requirements.txt")).unwrap();
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("it-sdk");
-    let (python, done) = (home.join("bin/python"), home.join("installed.txt"));
+    let wanted = fs::read_to_string(pins).unwrap();
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let done = home.join("installed.txt");
     if fs::read_to_string(&done).ok().as_ref() != Some(&wanted) {
         if home.exists() {
             fs::remove_dir_all(&home).unwrap();
         }
-        run(command("python3").args(["-m", "venv"]).arg(&home));
-        run(command(&python).args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(scripts.join("requirements.txt")));
+        install(&home);
         fs::write(done, wanted).unwrap();
     }
-    python
+    home
+}
+
+/// The interpreter of an environment with the pinned packages.
+fn python() -> PathBuf {
+    let pins = scripts().join("requirements.txt");
+    let home = installed("it-sdk", &pins, |home| {
+        run(command("python3").args(["-m", "venv"]).arg(home));
+        run(command(home.join("bin/python")).args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(&pins));
+    });
+    home.join("bin/python")
+}
+
+/// A copy of `tests/sdk/node` with its packages.
+fn node_scripts() -> PathBuf {
+    let source = scripts().join("node");
+    let home = installed("it-sdk-node", &source.join("package-lock.json"), |home| {
+        fs::create_dir_all(home).unwrap();
+        for file in ["package.json", "package-lock.json", ".npmrc"] {
+            fs::copy(source.join(file), home.join(file)).unwrap();
+        }
+        run(command("npm").arg("ci").current_dir(home));
+    });
+    for script in ["openai_package.mjs", "anthropic_package.mjs"] {
+        fs::copy(source.join(script), home.join(script)).unwrap();
+    }
+    home
 }
 
 fn scripts() -> PathBuf {
@@ -50,10 +75,14 @@ async fn check(app: &TestApp, script: &str, model: &str, context: u32) {
 }
 
 async fn run_script(script: &str, arguments: &[String]) {
-    let python = tokio::task::spawn_blocking(python).await.unwrap();
-    let mut command = command(python);
-    command.arg(scripts().join(script)).args(arguments);
-    tokio::task::spawn_blocking(move || run(&mut command)).await.unwrap();
+    let (name, arguments) = (script.to_owned(), arguments.to_vec());
+    tokio::task::spawn_blocking(move || {
+        let for_node = Path::new(&name).extension().is_some_and(|extension| extension == "mjs");
+        let (interpreter, folder) = if for_node { ("node".into(), node_scripts()) } else { (python(), scripts()) };
+        run(command(interpreter).arg(folder.join(name)).args(arguments));
+    })
+    .await
+    .unwrap();
 }
 
 async fn check_against_the_real_engine(script: &str) {
@@ -75,11 +104,23 @@ async fn the_anthropic_package_works_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_packages_work_with_a_key_and_are_told_of_a_wrong_one() {
+async fn the_ollama_package_works_unchanged() {
+    check_against_the_real_engine("ollama_package.py").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_packages_for_node_work_unchanged() {
+    for script in ["openai_package.mjs", "anthropic_package.mjs"] {
+        check_against_the_real_engine(script).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_packages_work_with_a_key_and_are_told_of_a_wrong_one() {
     let mut app = TestApp::start().await;
     app.create_key().await;
     app.ready_sim_row("chat", &["--tokens", "24", "--decode-us-per-token", "2000", "--prefill-us-per-char", "0"]).await;
-    for script in ["openai_package.py", "anthropic_package.py"] {
+    for script in ["openai_package.py", "anthropic_package.py", "ollama_package.py", "openai_package.mjs", "anthropic_package.mjs"] {
         check(&app, script, "chat", 4096).await;
     }
 }

@@ -3,9 +3,11 @@
 Usage: openai_package.py BASE MODEL CONTEXT [KEY]
 
 BASE is the server without `/v1`, CONTEXT the tokens one conversation may have. Every check raises on
-failure; the exit code is then 1. With KEY, a wrong key is tried too (a server without keys takes any).
+failure; the exit code is then 1. With KEY, a wrong key is tried too (a server without keys takes any), and
+what only a real engine does (schemas, refused images) is not.
 """
 
+import json
 import sys
 
 import openai
@@ -80,6 +82,36 @@ def check_embeddings(client: openai.OpenAI, model: str) -> None:
         assert len(reply.data) == 2 and len(reply.data[0].embedding) > 8, reply
 
 
+def check_schema(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"type": "string", "enum": ["red", "green"]}, "number": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["colour", "number"],
+        "additionalProperties": False,
+    }
+    reply = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Name a colour and a number."}],
+        response_format={"type": "json_schema", "json_schema": {"name": "pair", "schema": schema, "strict": True}},
+        max_tokens=64,
+        temperature=0,
+    )
+    pair = json.loads(reply.choices[0].message.content)
+    assert pair["colour"] in ("red", "green") and 0 <= pair["number"] <= 9, pair
+
+
+def check_image(client: openai.OpenAI, model: str) -> None:
+    """A model without sight refuses an image as the client's mistake."""
+    pixel = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": pixel}}]
+    try:
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": content}], max_tokens=4)
+    except openai.BadRequestError as refusal:
+        assert refusal.body["message"], refusal.body
+    else:
+        raise AssertionError("a model without sight took an image")
+
+
 def check_unknown_model(client: openai.OpenAI) -> None:
     try:
         client.chat.completions.create(model="nobody/here", messages=[{"role": "user", "content": "hi"}])
@@ -139,6 +171,9 @@ def main() -> None:
     check_large_body(client, model)
     if key:
         check_wrong_key(base, model)
+    else:
+        check_schema(client, model)
+        check_image(client, model)
     print("openai", openai.__version__, "ok")
 
 
