@@ -6,6 +6,7 @@ mod cpu;
 mod devices;
 pub mod facts;
 pub mod files;
+pub mod hex;
 pub mod http;
 pub mod instance;
 mod libc;

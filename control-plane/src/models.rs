@@ -20,6 +20,7 @@ use crate::config::{Config, SourcesConfig};
 use crate::download::{Downloads, SharedWork};
 use crate::progress::ProgressSender;
 
+pub use catalog::fallback;
 pub use error::ModelsError;
 pub use folders::ModelFolder;
 pub use inspect::{Fit, Inspection};

@@ -25,7 +25,7 @@ impl EngineAdapter for External {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { managed: false, needs_build: false, needs_model: false, health_path: "/health" }
+        Capabilities { needs_build: false, needs_model: false, health_path: "/health" }
     }
 
     fn validate(&self, spec: &EngineSpec, _open_arguments: bool) -> Result<(), SpecError> {
@@ -59,7 +59,7 @@ impl EngineAdapter for External {
         })
     }
 
-    /// An external server has no process of ours: the plan is empty, and [`Capabilities::managed`] says not to use it.
+    /// An external server has no process of ours, and nobody asks how to start it: the plan is empty.
     fn launch(&self, _input: &LaunchInput<'_>) -> LaunchPlan {
         LaunchPlan { program: std::path::PathBuf::new(), args: Vec::new(), env: Vec::new() }
     }

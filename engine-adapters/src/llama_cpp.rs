@@ -25,7 +25,7 @@ impl EngineAdapter for LlamaCpp {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { managed: true, needs_build: true, needs_model: true, health_path: "/health" }
+        Capabilities { needs_build: true, needs_model: true, health_path: "/health" }
     }
 
     fn validate(&self, spec: &EngineSpec, open_arguments: bool) -> Result<(), SpecError> {

@@ -79,7 +79,7 @@ impl EngineAdapter for Sim {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { managed: true, needs_build: true, needs_model: false, health_path: "/health" }
+        Capabilities { needs_build: true, needs_model: false, health_path: "/health" }
     }
 
     fn validate(&self, spec: &EngineSpec, _open_arguments: bool) -> Result<(), SpecError> {

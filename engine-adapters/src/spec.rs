@@ -345,8 +345,6 @@ pub enum Health {
 /// What a kind of engine can do and needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Lifeboat starts and stops it.
-    pub managed: bool,
     /// Needs an installed build.
     pub needs_build: bool,
     /// Loads a model file that Lifeboat must have on disk.

@@ -3,7 +3,6 @@
 //! Replies are kept as JSON, because `--json` prints them as they are and a newer server may answer more
 //! than this binary knows.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,6 +10,7 @@ use reqwest::{Method, Response, StatusCode};
 use serde_json::Value;
 
 use super::failure::{Failure, Kind};
+use crate::host::http::encode;
 
 /// Connecting to a server on this machine or this network.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -130,19 +130,6 @@ impl ApiClient {
     }
 }
 
-/// A text as one segment of a path or one value of a query.
-pub fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-    }
-    encoded
-}
-
 /// A refusal as the server words it, with the exit code its status stands for.
 fn refusal(status: StatusCode, body: &Value) -> Failure {
     let kind = match status {
@@ -184,11 +171,6 @@ mod tests {
         let body = json!({"error": {"message": "something went wrong inside", "request_id": "r-1"}});
         assert_eq!(refusal(StatusCode::INTERNAL_SERVER_ERROR, &body).to_string(), "something went wrong inside (request id r-1)");
         assert_eq!(refusal(StatusCode::CONFLICT, &body).to_string(), "something went wrong inside");
-    }
-
-    #[test]
-    fn a_source_text_survives_a_query() {
-        assert_eq!(encode("hf:a/b:Q4_K_M ä"), "hf%3Aa%2Fb%3AQ4_K_M%20%C3%A4");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::reach::{Reached, reach};
 use super::settings::GlobalArgs;
 use crate::config::{Config, ConfigArgs};
 use crate::host::{facts, http};
+use lifeboat_engines::sizing::show::size;
 
 /// Less free memory than this serves only the smallest models.
 const LITTLE_MEMORY: u64 = 1_500_000_000;
@@ -148,7 +149,7 @@ fn disk(folder: &Path) -> Check {
 }
 
 fn disk_of(free: u64) -> Check {
-    let found = format!("{} free", output::bytes(free));
+    let found = format!("{} free", size(free));
     if free < LITTLE_DISK {
         return Check::warn(
             "disk",
@@ -161,7 +162,7 @@ fn disk_of(free: u64) -> Check {
 
 fn memory(host: &HostFacts) -> Check {
     let memory = &host.memory;
-    let found = format!("{} free for engines ({})", output::bytes(memory.available_bytes), memory.source);
+    let found = format!("{} free for engines ({})", size(memory.available_bytes), memory.source);
     if memory.available_bytes < LITTLE_MEMORY {
         return Check::warn("memory", found, "only small models fit: end other programs or raise the container's limit");
     }
@@ -170,7 +171,7 @@ fn memory(host: &HostFacts) -> Check {
 
 fn devices(host: &HostFacts) -> Vec<Check> {
     let check = |device: &lifeboat_engines::host::Device| match &device.unreachable {
-        None => Check::ok("device", format!("{}, {} free", device.name, output::bytes(device.memory_free_bytes))),
+        None => Check::ok("device", format!("{}, {} free", device.name, size(device.memory_free_bytes))),
         Some(reason) => Check::warn("device", format!("{} is there but cannot be used", device.name), reason.clone()),
     };
     host.devices.iter().map(check).collect()

@@ -3,10 +3,12 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::api_client::{ApiClient, encode};
+use super::api_client::ApiClient;
 use super::reach::with_api;
 use super::settings::GlobalArgs;
 use super::{follow, output};
+use crate::host::http::encode;
+use lifeboat_engines::sizing::show::size;
 
 /// Commands over engine builds.
 #[derive(Debug, Subcommand)]
@@ -93,7 +95,7 @@ async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
             output::text(&build["version"]),
             output::text(&build["source"]),
             standing(build).to_owned(),
-            build["size_bytes"].as_u64().map_or_else(|| output::NONE.to_owned(), output::bytes),
+            build["size_bytes"].as_u64().map_or_else(|| output::NONE.to_owned(), size),
             output::text(&build["proof"]["cause"]),
         ]
     };

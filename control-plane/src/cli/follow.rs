@@ -13,6 +13,7 @@ use super::api_client::ApiClient;
 use super::failure::{Failure, Kind};
 use super::output;
 use crate::progress::Progress;
+use lifeboat_engines::sizing::show::size;
 
 /// Time between two plain lines of one step.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -112,15 +113,11 @@ fn plain_line(progress: &Progress, started_at: u64, elapsed: Duration) -> String
     let known_rate = rate > 0;
     let left = |total: u64| Duration::from_secs(total.saturating_sub(progress.done) / rate.max(1));
     match (progress.total, progress.bytes) {
-        (Some(total), true) if known_rate => format!(
-            "{step}: {} of {}, {}/s, {} left",
-            output::bytes(progress.done),
-            output::bytes(total),
-            output::bytes(rate),
-            output::duration(left(total))
-        ),
-        (Some(total), true) => format!("{step}: {} of {}", output::bytes(progress.done), output::bytes(total)),
-        (None, true) if progress.done > 0 => format!("{step}: {}", output::bytes(progress.done)),
+        (Some(total), true) if known_rate => {
+            format!("{step}: {} of {}, {}/s, {} left", size(progress.done), size(total), size(rate), output::duration(left(total)))
+        }
+        (Some(total), true) => format!("{step}: {} of {}", size(progress.done), size(total)),
+        (None, true) if progress.done > 0 => format!("{step}: {}", size(progress.done)),
         (Some(total), false) if total > 0 => format!("{step}: {}%{}", progress.done.saturating_mul(100) / total, so_far(elapsed)),
         _ => format!("{step}{}", so_far(elapsed)),
     }
@@ -180,9 +177,9 @@ mod tests {
         let progress = Progress { step: "downloading m.gguf".into(), done: 30_000_000, total: Some(90_000_000), bytes: true };
         assert_eq!(
             plain_line(&progress, 10_000_000, Duration::from_secs(10)),
-            "downloading m.gguf: 30.0 MB of 90.0 MB, 2.0 MB/s, 30 s left"
+            "downloading m.gguf: 30 MB of 90 MB, 2 MB/s, 30 s left"
         );
-        assert_eq!(plain_line(&progress, 30_000_000, Duration::from_secs(10)), "downloading m.gguf: 30.0 MB of 90.0 MB");
+        assert_eq!(plain_line(&progress, 30_000_000, Duration::from_secs(10)), "downloading m.gguf: 30 MB of 90 MB");
     }
 
     #[test]

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::api_client::{ApiClient, encode};
+use super::api_client::ApiClient;
 use super::reach::with_api;
 use super::settings::GlobalArgs;
 use super::{follow, output};
+use crate::host::http::encode;
+use lifeboat_engines::sizing::show::size;
 
 /// Commands over models.
 #[derive(Debug, Subcommand)]
@@ -121,7 +123,7 @@ async fn list(api: &ApiClient, json: bool) -> anyhow::Result<()> {
             output::text(&model["source"]),
             output::text(&facts["architecture"]),
             output::text(&facts["quantisation"]),
-            model["bytes"].as_u64().map_or_else(|| output::NONE.to_owned(), output::bytes),
+            model["bytes"].as_u64().map_or_else(|| output::NONE.to_owned(), size),
             output::text(&facts["native_context"]),
         ]
     };

@@ -7,6 +7,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table, presets};
+use lifeboat_engines::sizing::show::size;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -79,7 +80,7 @@ pub fn fields(value: &Value) -> anyhow::Result<()> {
                     line(format!("{indent}{name:<width$}{} entries", items.len()))?;
                 }
                 Value::Number(number) if name.ends_with("bytes") && number.as_u64().is_some() => {
-                    line(format!("{indent}{name:<width$}{}", bytes(number.as_u64().unwrap_or_default())))?;
+                    line(format!("{indent}{name:<width$}{}", size(number.as_u64().unwrap_or_default())))?;
                 }
                 _ => line(format!("{indent}{name:<width$}{}", text(field)))?,
             }
@@ -103,18 +104,6 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// Bytes in decimal units, as disks and model pages count them.
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 999.95 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 /// A duration to the second: `42 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -128,15 +117,6 @@ pub fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_written_with_one_decimal_in_the_largest_unit_that_is_not_below_one() {
-        for (count, expected) in
-            [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (98_870_000, "98.9 MB"), (999_999, "1.0 MB"), (8_100_000_000, "8.1 GB")]
-        {
-            assert_eq!(bytes(count), expected);
-        }
-    }
 
     #[test]
     fn durations_are_written_in_the_two_units_that_matter() {

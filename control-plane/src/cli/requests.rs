@@ -3,10 +3,11 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::api_client::{ApiClient, encode};
+use super::api_client::ApiClient;
 use super::reach::with_api;
 use super::settings::GlobalArgs;
 use super::{key, output};
+use crate::host::http::encode;
 
 /// Arguments of `requests`.
 #[derive(Debug, Args)]

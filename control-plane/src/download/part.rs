@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{Download, DownloadError};
+use crate::host::hex::hex;
 
 /// Chunks between the network and the disk. A chunk is at most some 16 KiB to 2 MiB, as the HTTP client cuts them.
 const CHUNKS_AHEAD: usize = 64;
@@ -254,16 +255,6 @@ fn digest_into(mut file: &File, hasher: &mut Sha256) -> io::Result<u64> {
             }
         }
     }
-}
-
-/// Bytes as hex digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Whether the target on disk is what `download` describes.

@@ -51,7 +51,7 @@ impl Remote {
     }
 
     pub(crate) fn sha256(&self) -> String {
-        super::part::hex(&Sha256::digest(&self.bytes))
+        crate::host::hex::hex(&Sha256::digest(&self.bytes))
     }
 }
 

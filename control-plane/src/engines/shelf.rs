@@ -5,7 +5,7 @@
 //! folder whose name starts with a dot, which the next installation removes. All of it blocks.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use lifeboat_engines::spec::EngineKind;
@@ -107,7 +107,7 @@ impl Shelf {
         fs::rename(staged.path(), &target).map_err(failed)?;
         // The folder has its own name now; there is nothing left under the staging one.
         let _ = staged.keep();
-        sync_folder(&self.kind_folder(kind)).map_err(failed)
+        files::sync_folder(&self.kind_folder(kind)).map_err(failed)
     }
 
     /// Removes a build.
@@ -167,16 +167,9 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
 }
 
 fn write_json(folder: &Path, name: &str, value: &impl serde::Serialize) -> io::Result<()> {
-    let mut file = tempfile::Builder::new().prefix(".json-").tempfile_in(folder)?;
-    serde_json::to_writer_pretty(&mut file, value)?;
-    file.write_all(b"\n")?;
-    file.as_file().sync_all()?;
-    file.persist(folder.join(name)).map_err(|error| error.error)?;
-    sync_folder(folder)
-}
-
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    files::write_synced(&folder.join(name), &text)
 }
 
 /// Every file and folder below, on disk before anything says that the build is there.
@@ -190,7 +183,7 @@ fn sync_tree(folder: &Path) -> io::Result<()> {
             File::open(entry.path())?.sync_all()?;
         }
     }
-    sync_folder(folder)
+    files::sync_folder(folder)
 }
 
 /// Bytes of all files below.

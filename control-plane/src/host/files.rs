@@ -29,6 +29,21 @@ pub fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Writes a small file so that it is the old one or the new one whatever happens, a power failure too. Blocking.
+pub fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    sync_folder(folder)
+}
+
+/// Makes what was created, renamed or removed in a folder outlast a power failure. Blocking.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
 /// Opens a regular file to read it. A pipe, a device or a folder is refused: opening or reading one may wait for ever,
 /// and with it the thread and the end of the process.
 pub fn open_regular(path: &Path) -> io::Result<File> {

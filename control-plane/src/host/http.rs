@@ -5,8 +5,27 @@
 //! built by a start that finds everything on disk: reading the certificate store costs memory and
 //! milliseconds that a cached start does not need.
 
+use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// A text as one segment of a path or one value of a query.
+pub fn encode(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+        encoded
+    })
+}
+
+/// A path of several segments.
+pub fn encode_path(path: &str) -> String {
+    path.split('/').map(encode).collect::<Vec<_>>().join("/")
+}
 
 /// Why there is no client.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -56,3 +75,14 @@ pub fn client(connect: Duration) -> Result<reqwest::Client, reqwest::Error> {
 
 /// A hub answers with one or two redirects; more is a loop.
 const MAX_REDIRECTS: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_encoded_whole_and_paths_but_for_their_slashes() {
+        assert_eq!(encode("hf:a/b:Q4_K_M ä"), "hf%3Aa%2Fb%3AQ4_K_M%20%C3%A4");
+        assert_eq!(encode_path("a b/ü%-1_2.gguf"), "a%20b/%C3%BC%25-1_2.gguf");
+    }
+}

@@ -311,8 +311,7 @@ mod tests {
             std::io::Write::write_all(&mut zip, text.as_bytes()).unwrap();
         }
         zip.finish().unwrap();
-        let digest: String =
-            sha2::Sha256::digest(std::fs::read(&wheel).unwrap()).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
+        let digest: String = crate::host::hex::hex(&sha2::Sha256::digest(std::fs::read(&wheel).unwrap()));
 
         let pip = Pip::find(&SourcesConfig::default()).await.unwrap();
         let mut requirement = PipRequirement { name: "lifeboat-probe".into(), version: "1.0".into(), sha256s: vec![digest] };

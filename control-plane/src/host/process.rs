@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use super::hex::hex;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -138,7 +139,7 @@ pub fn group_usage(group: u32) -> Usage {
 /// A digest of the command line a process shows.
 pub fn command_line_digest(pid: u32) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok().filter(|line| !line.is_empty())?;
-    Some(Sha256::digest(line).iter().fold(String::with_capacity(64), |text, byte| text + &format!("{byte:02x}")))
+    Some(hex(&Sha256::digest(line)))
 }
 
 /// Sends a signal to one process. One that is gone is no error.

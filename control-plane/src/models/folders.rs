@@ -10,7 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::ModelsError;
-use super::record::write_atomically;
+use crate::host::files::write_synced;
 
 /// Folders that may be registered.
 const MOST: usize = 100;
@@ -86,7 +86,7 @@ impl Folders {
         let mut folders = registered.clone().unwrap_or_else(|| self.load());
         edit(&mut folders)?;
         let failed = |source: io::Error| ModelsError::io("write", &self.file, source);
-        write_atomically(&self.file, &serde_json::to_vec_pretty(&folders).map_err(|error| failed(error.into()))?).map_err(failed)?;
+        write_synced(&self.file, &serde_json::to_vec_pretty(&folders).map_err(|error| failed(error.into()))?).map_err(failed)?;
         *registered = Some(folders);
         Ok(())
     }

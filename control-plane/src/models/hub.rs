@@ -7,6 +7,7 @@ use super::plan::{Plan, PlannedFile};
 use super::remote::Remote;
 use super::source::{HubSource, is_relative_file};
 use super::{ModelsError, Source};
+use crate::host::http::encode_path;
 
 /// Pages of a listing that are read; a page has up to a thousand files.
 const PAGES: usize = 10;
@@ -32,7 +33,7 @@ pub(super) async fn plan(remote: &Remote, source: &HubSource) -> Result<Plan, Mo
     let listing = list(remote, &source.repo).await?;
     let Choice { label, files, mmproj } = choose(&source.repo, &listing, source.want.as_deref())?;
     let planned = |file: Listed| {
-        let url = format!("{}/{}/resolve/main/{}", remote.hub(), source.repo, encode(&file.path));
+        let url = format!("{}/{}/resolve/main/{}", remote.hub(), source.repo, encode_path(&file.path));
         PlannedFile { token: remote.token_for(&url), url, name: file.path, size: Some(file.size), sha256: file.sha256 }
     };
     let canonical = Source::Hub(HubSource { repo: source.repo.clone(), want: Some(label) }).canonical();
@@ -61,28 +62,4 @@ async fn list(remote: &Remote, repo: &str) -> Result<Vec<Listed>, ModelsError> {
 
 fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// A path as part of an address.
-fn encode(path: &str) -> String {
-    use std::fmt::Write as _;
-    path.bytes().fold(String::with_capacity(path.len()), |mut text, byte| {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~' | b'/' | b'+' | b',' | b'=' | b'@') {
-            text.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "%{byte:02X}");
-        }
-        text
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_is_encoded_but_for_its_slashes() {
-        assert_eq!(encode("a b/ü%-1_2.gguf"), "a%20b/%C3%BC%25-1_2.gguf");
-    }
 }

@@ -5,7 +5,7 @@
 //! feet makes the record void, and the next pull verifies and mends the model.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use lifeboat_engines::model::ModelFacts;
 use serde::{Deserialize, Serialize};
 
 use super::{LocalModel, header};
+use crate::host::files::write_synced;
 
 /// Name of the record in a model's folder.
 const FILE: &str = "model.json";
@@ -75,7 +76,7 @@ impl Record {
     pub(super) fn write(&mut self, folder: &Path, facts: &ModelFacts) -> io::Result<()> {
         READER.clone_into(&mut self.reader);
         self.facts = serde_json::to_value(facts)?;
-        write_atomically(&folder.join(FILE), &serde_json::to_vec_pretty(self)?)
+        write_synced(&folder.join(FILE), &serde_json::to_vec_pretty(self)?)
     }
 
     /// The record of a folder, if every file is as it was. Blocking.
@@ -126,14 +127,4 @@ impl Record {
             _ => Ok(()),
         }
     }
-}
-
-/// Writes a small file so that it is either the old one or the new one, whatever happens. Blocking.
-pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    fs::File::open(folder)?.sync_all()
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::ModelsError;
+use crate::host::hex::hex;
 
 /// The pip package that ships a small model, with the version and digest it was checked with.
 pub const PIP_MODEL: PipModel =
@@ -157,7 +158,7 @@ pub fn slug(canonical: &str) -> String {
         .take(80)
         .collect();
     let digest = Sha256::digest(canonical.as_bytes());
-    format!("{}-{:02x}{:02x}{:02x}{:02x}", readable.trim_matches(['.', '-']), digest[0], digest[1], digest[2], digest[3])
+    format!("{}-{}", readable.trim_matches(['.', '-']), hex(&digest[..4]))
 }
 
 #[cfg(test)]

@@ -209,3 +209,19 @@ impl Store {
         sqlx::query_scalar::<_, i64>(statement).fetch_one(&self.writer).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn every_statement_that_was_checked_once_still_fits_the_migrations() {
+    let (_dir, store) = store().await;
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(".sqlx");
+    let mut checked = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let statement = format!("EXPLAIN {}", record["query"].as_str().unwrap());
+        let fits = sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&store.readers).await;
+        assert!(fits.is_ok(), "{}: {fits:?}; run `make sqlx`", path.display());
+        checked += 1;
+    }
+    assert!(checked > 10, "{checked} statements");
+}

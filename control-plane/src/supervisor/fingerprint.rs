@@ -7,12 +7,14 @@
 use lifeboat_engines::spec::{DesiredState, EngineSpec};
 use sha2::{Digest, Sha256};
 
+use crate::host::hex::hex;
+
 /// The digest, in hexadecimal.
 pub fn fingerprint(spec: &EngineSpec) -> String {
     let launched = EngineSpec { aliases: Vec::new(), desired_state: DesiredState::Running, idle_seconds: None, ..spec.clone() };
     // A row is plain data: it came from JSON and goes back to it.
     let text = serde_json::to_vec(&launched).unwrap_or_default();
-    Sha256::digest(text).iter().fold(String::with_capacity(64), |digest, byte| digest + &format!("{byte:02x}"))
+    hex(&Sha256::digest(text))
 }
 
 #[cfg(test)]

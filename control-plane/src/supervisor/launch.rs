@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use lifeboat_engines::adapter;
 use lifeboat_engines::spec::{Build, EngineSpec, LaunchInput};
-use rand::RngExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::MissedTickBehavior;
 
@@ -19,6 +18,7 @@ use super::fingerprint::fingerprint;
 use super::publisher::Publisher;
 use super::run_note::RunNote;
 use super::{Deps, log_dir, run_dir};
+use crate::host::hex::random_key;
 use crate::host::{facts, files, instance, ports};
 use crate::models::LocalModel;
 use crate::progress::ProgressSender;
@@ -155,23 +155,5 @@ fn launch_input<'a>(
         port: note.port,
         api_key: &note.api_key,
         home,
-    }
-}
-
-/// A key of 192 random bits.
-fn random_key() -> String {
-    let bytes: [u8; 24] = rand::rng().random();
-    bytes.iter().fold(String::with_capacity(48), |key, byte| key + &format!("{byte:02x}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_long_and_never_the_same() {
-        let (one, two) = (random_key(), random_key());
-        assert_eq!(one.len(), 48);
-        assert_ne!(one, two);
     }
 }

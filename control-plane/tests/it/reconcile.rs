@@ -1,6 +1,5 @@
 //! One path for create, edit, start, stop and delete: what each changes, and what it leaves alone.
 
-use std::time::Duration;
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -89,7 +88,8 @@ async fn stop_start_and_restart_do_what_they_say() {
     let before = pid(&app.row(&id).await);
     app.act(&id, "start").await;
     app.act(&id, "start").await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // Once a later row is up, the reconciler has been round.
+    app.ready_sim_row("later", &[]).await;
     assert_eq!(pid(&app.row(&id).await), before);
 }
 

@@ -80,7 +80,8 @@ async fn a_reply_that_does_not_fit_is_cut_at_the_deadline_and_a_second_signal_do
         let start = Instant::now();
         send_signal(app.pid(), Signal::TERM);
         if second_signal {
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            let refused = async || app.client.get(app.url("/health")).send().await.is_err().then_some(());
+            eventually("the stop has begun", STEP, refused).await;
         }
         app.end_with(second_signal.then_some(Signal::TERM));
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());

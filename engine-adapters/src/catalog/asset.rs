@@ -9,8 +9,6 @@ pub struct Picked {
     pub asset: String,
     /// The runtime beside it.
     pub companion: Option<String>,
-    /// The toolkit's version, where the name has one.
-    pub toolkit: Option<Version>,
 }
 
 /// The number of a nightly tag: `b11434` -> 11434. Other tags (`v0.7.0`) carry no binaries.
@@ -48,7 +46,7 @@ pub fn pick_asset<'a>(source: &ReleaseSource, tag: &str, names: impl IntoIterato
             Some(same.ok_or_else(|| format!("release {tag} has no runtime archive for {asset}"))?.to_owned())
         }
     };
-    Ok(Picked { asset: (*asset).to_owned(), companion, toolkit: *toolkit })
+    Ok(Picked { asset: (*asset).to_owned(), companion })
 }
 
 /// `Some(version)` if the name fits the pattern; the version is that at `{version}`.

@@ -157,13 +157,6 @@ impl ApiError {
         self
     }
 
-    /// The same, worth trying again after so many seconds.
-    #[must_use]
-    pub fn with_retry_after(mut self, seconds: u32) -> Self {
-        self.retry_after = Some(seconds);
-        self
-    }
-
     fn object(&self, dialect: Dialect) -> Value {
         let (code, _, openai, anthropic) = self.code.row();
         let mut error = match dialect {

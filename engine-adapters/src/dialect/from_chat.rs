@@ -16,7 +16,6 @@ pub struct FromChat {
     events: SseReader,
     writer: Writer,
     state: State,
-    has_output: bool,
 }
 
 #[derive(Debug)]
@@ -50,7 +49,7 @@ impl FromChat {
     }
 
     fn new(writer: Writer) -> Self {
-        Self { events: SseReader::default(), writer, state: State::Running, has_output: false }
+        Self { events: SseReader::default(), writer, state: State::Running }
     }
 
     /// Forgets the event that was cut off: what comes next is not its rest.
@@ -60,18 +59,13 @@ impl FromChat {
 
     /// Takes the next bytes of the chat and appends the events they become.
     pub fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) {
-        let Self { events, writer, state, has_output } = self;
+        let Self { events, writer, state } = self;
         events.push(chunk, |data| {
             if !matches!(state, State::Running) {
                 return;
             }
             let failed = match Event::read(data) {
-                Event::Chunk(chunk) => {
-                    let before = out.len();
-                    let taken = writer.chunk(&chunk, out);
-                    *has_output = *has_output || out.len() > before;
-                    taken
-                }
+                Event::Chunk(chunk) => writer.chunk(&chunk, out),
                 Event::Done => {
                     if writer.has_ended() {
                         writer.finish(out);
@@ -120,11 +114,6 @@ impl FromChat {
     /// The error event was written.
     pub fn error(&self) -> Option<&ApiError> {
         if let State::Failed(error) = &self.state { Some(error) } else { None }
-    }
-
-    /// A piece of the reply itself was written.
-    pub fn has_output(&self) -> bool {
-        self.has_output
     }
 
     /// Tokens as far as they are known.
