@@ -27,6 +27,7 @@ mod exchange;
 mod fleet;
 mod heartbeat;
 mod intake;
+mod interleave;
 mod meter;
 mod ollama;
 mod openai;

@@ -8,18 +8,21 @@
 //! never across an await; permits are never dropped under it, because their drop takes it.
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::fleet::Fleet;
+use super::interleave;
 use super::outlook::{self, Class, Outlook};
 use super::permit::Permit;
 use crate::activator::Activator;
@@ -86,6 +89,7 @@ type Word = (oneshot::Sender<Result<Permit, Refusal>>, Result<Permit, Refusal>);
 
 fn send(words: Vec<Word>) {
     for (waiter, word) in words {
+        interleave::point();
         // A waiter that has just left hands the word back; a permit dropped here goes to the next one.
         drop(waiter.send(word));
     }
@@ -155,7 +159,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.admission.state.lock();
+        let mut state = self.admission.state();
         if let Some(waiter) = state.take_waiter(self.id) {
             state.fleet(waiter.class).router.left(&waiter.name, waiter.ticket);
             self.admission.show_length(&mut state, waiter.class, &waiter.name);
@@ -186,6 +190,10 @@ impl Admission {
             last: 0,
         };
         Arc::new(Self { registry, activator, metrics, config, started: Instant::now(), state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        interleave::lock(&self.state)
     }
 
     /// Seconds on the router's clock.
@@ -259,7 +267,7 @@ impl Admission {
 
     /// How long a request that joins the line now will wait; `None` = not known yet.
     fn predicted(&self, class: Class, line: &str) -> Option<Duration> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let router = &state.fleet(class).router;
         let seconds = router.predicted_wait(line, router.waiting(line) + 1)?;
         Duration::try_from_secs_f64(seconds).ok()
@@ -276,7 +284,7 @@ impl Admission {
     }
 
     fn enter_or_queue(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Entry, Refusal> {
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         let state = &mut *guard;
         // Read under the lock: a change published later finds this waiter in its line.
         let snapshot = self.registry.snapshot();
@@ -340,12 +348,12 @@ impl Admission {
     /// The first byte of a reply is here: its prompt is read.
     pub(super) fn first_byte(&self, permit: &Permit) {
         let now = self.now();
-        self.state.lock().fleet(permit.class).router.first_byte(permit.placement.flight, now);
+        self.state().fleet(permit.class).router.first_byte(permit.placement.flight, now);
     }
 
     /// A slot came free: whoever's turn it is gets it.
     pub(super) fn given_back(self: &Arc<Self>, permit: &Permit) {
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         let state = &mut *guard;
         let now = self.now();
         let fleet = state.fleet(permit.class);
@@ -365,7 +373,7 @@ impl Admission {
 
     /// Looks through one line again.
     fn hand_out(self: &Arc<Self>, class: Class, name: &str) {
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         let now = self.now();
         let words = self.grants(&mut guard, class, &Arc::from(name), now);
         drop(guard);
@@ -413,7 +421,7 @@ impl Admission {
     }
 
     fn rows_changed(self: &Arc<Self>) {
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         let state = &mut *guard;
         let snapshot = self.registry.snapshot();
         let now = self.now();
@@ -477,7 +485,7 @@ impl Admission {
 
     /// Sets how the pool of that public name chooses, from now on.
     pub(super) fn set_mode(self: &Arc<Self>, name: &str, mode: Mode) {
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         let state = &mut *guard;
         let (snapshot, now) = (self.registry.snapshot(), self.now());
         state.modes.insert(name.to_owned(), mode);
@@ -488,7 +496,7 @@ impl Admission {
 
     /// A pool and the load of its rows, as the router sees them.
     pub(super) fn view(&self, name: &str) -> Option<(LineView, Vec<(RowId, RowLoadView)>)> {
-        let mut guard = self.state.lock();
+        let mut guard = self.state();
         let state = &mut *guard;
         let (snapshot, now) = (self.registry.snapshot(), self.now());
         state.sync(&snapshot, now);
@@ -502,7 +510,7 @@ impl Admission {
     /// Whether nobody waits and nobody is served.
     #[cfg(test)]
     pub(super) fn is_at_rest(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.state();
         state.waiters.is_empty() && state.tickets.is_empty() && state.generation.router.is_at_rest() && state.light.router.is_at_rest()
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::interleave;
 use super::outlook::Class;
 use crate::ids::RowId;
 use crate::registry::{Endpoint, PromptCache, RowView, Snapshot};
@@ -157,6 +158,7 @@ impl Fleet {
     /// closed for the router too and the request has to be placed anew.
     pub(super) fn enter(&mut self, placement: Placement, weight: u32, now: f64) -> Option<Entered> {
         let member = self.ids.get(&placement.row).and_then(|id| self.members.get(id))?;
+        interleave::point();
         let (weight, entered) = match self.class {
             Class::Generation => {
                 let weight = weight.clamp(1, member.endpoint.slots.max(1));

@@ -9,6 +9,7 @@ use lifeboat_engines::dialect::Usage;
 
 use super::admission::Admission;
 use super::fleet::Entered;
+use super::interleave;
 use super::outlook::Class;
 use super::proxy::Fault;
 use crate::registry::{Endpoint, RowView};
@@ -81,6 +82,7 @@ impl Drop for Permit {
             Class::Generation => self.endpoint.load.leave(self.weight),
             Class::Light => self.endpoint.load.leave_light(),
         }
+        interleave::point();
         self.admission.given_back(self);
     }
 }

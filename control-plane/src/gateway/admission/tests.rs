@@ -43,7 +43,7 @@ impl World {
     }
 
     async fn until_waiting(&self, name: &str, count: usize) {
-        while self.admission.state.lock().generation.router.waiting(name) != count {
+        while self.admission.state().generation.router.waiting(name) != count {
             tokio::task::yield_now().await;
         }
     }
@@ -72,7 +72,7 @@ async fn slots_are_handed_to_waiters_in_the_order_they_came() {
         drop(held);
         held = waiter.await.unwrap().unwrap();
         assert_eq!(held.endpoint.load.in_flight(), 1);
-        assert_eq!(world.admission.state.lock().generation.router.waiting("m"), 2 - index);
+        assert_eq!(world.admission.state().generation.router.waiting("m"), 2 - index);
     }
 }
 
@@ -195,7 +195,7 @@ async fn a_wait_ends_at_its_deadline() {
     let before = Instant::now();
     assert!(matches!(world.admit("m").await, Err(Refusal::TooLong { .. })));
     assert_eq!(before.elapsed().as_secs(), 10);
-    assert_eq!(world.admission.state.lock().generation.router.waiting("m"), 0);
+    assert_eq!(world.admission.state().generation.router.waiting("m"), 0);
 }
 
 #[tokio::test(start_paused = true)]
