@@ -15,10 +15,10 @@ UI_SOURCES := $(UI)/package.json $(UI)/package-lock.json $(UI)/index.html $(UI)/
 UI_MODULES := $(UI)/node_modules/.package-lock.json
 UI_DIST := $(UI)/dist/index.html
 
-.PHONY: help build up test lint console console-test sqlx openapi acceptance benchmark-router clean need-cargo need-npm
+.PHONY: help build up test lint console console-test sqlx openapi acceptance benchmark-router benchmark-decision clean need-cargo need-npm
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-19s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 build: need-cargo $(UI_DIST) ## Build target/release/lifeboat with the console inside
 	$(CARGO) build --release --locked --package lifeboat
@@ -66,6 +66,9 @@ benchmark-router: build ## Compare the router with nginx, sglang-router and vllm
 	$(CARGO) build --release --locked --package lifeboat-bench
 	benchmark/comparison/setup.sh target/peers
 	python3 benchmark/comparison/router.py $(ARGS)
+
+benchmark-decision: need-cargo ## Time one routing decision at 8, 64 and 1000 rows (wants an idle machine)
+	$(CARGO) bench --locked --package lifeboat-bench --bench decision -- $(ARGS)
 
 clean: ## Remove what was built
 	rm -rf $(UI)/dist $(UI)/node_modules

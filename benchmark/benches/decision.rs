@@ -82,6 +82,9 @@ struct World {
     talks: Vec<Talk>,
     numbers: u64,
     at: usize,
+    slots: usize,
+    /// Seconds between two requests: those that run take five.
+    every: f64,
     now: f64,
 }
 
@@ -93,8 +96,9 @@ impl World {
             let setup = RowSetup { slots: engine.slots, context: 0, cache: engine.cache };
             router.row_up(&[Arc::clone(&name)], setup, 0.0).expect("a thousand rows fit");
         }
-        let half = rows * engine.slots as usize / 2;
-        let mut world = Self { router, name, talks: Vec::new(), numbers: 0, at: 0, now: 0.0 };
+        let slots = rows * engine.slots as usize;
+        let half = slots / 2;
+        let mut world = Self { router, name, talks: Vec::new(), numbers: 0, at: 0, slots, every: 5.0 / half as f64, now: 0.0 };
         // Those that keep running while the others are measured.
         for _ in 0..half {
             world.numbers += 1;
@@ -120,7 +124,7 @@ impl World {
     }
 
     fn start(&mut self, asked: &Ask) -> FlightId {
-        self.now += 0.01;
+        self.now += self.every;
         match self.router.arrive(&self.name, asked, ROOM, self.now) {
             Arrival::Placed(placement) => placement.flight,
             other => panic!("half of all slots are free, yet: {other:?}"),
@@ -130,7 +134,7 @@ impl World {
     /// All that happens to a request.
     fn request(&mut self, asked: &Ask) {
         let flight = self.start(asked);
-        self.router.first_byte(flight, self.now + 0.004);
+        self.router.first_byte(flight, self.now + 0.1 * self.every);
         let tokens = asked.prefix.bytes / 4;
         let seen = Observation {
             prompt_tokens: Some(tokens),
@@ -139,20 +143,14 @@ impl World {
             prefill_seconds: Some(0.1),
             decode_seconds: Some(2.0),
         };
-        self.router.ended(flight, Outcome::Good, &seen, 0.5, self.now + 0.008);
+        self.router.ended(flight, Outcome::Good, &seen, 0.5, self.now + 0.9 * self.every);
     }
 
+    /// Takes the slots that are left, with requests that have nothing in common with any.
     fn fill(&mut self) {
-        loop {
-            let asked = self.next();
-            match self.router.arrive(&self.name, &asked, ROOM, self.now) {
-                Arrival::Placed(_) => {}
-                Arrival::Waiting(ticket) => {
-                    self.router.left(&self.name, ticket);
-                    return;
-                }
-                Arrival::Full => panic!("a million may wait"),
-            }
+        let stranger = Ask { weight: 1, band: 1, deadline: self.now + 120.0, ..Ask::default() };
+        while self.router.in_flight() < self.slots {
+            self.start(&stranger);
         }
     }
 }

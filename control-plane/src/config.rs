@@ -171,6 +171,12 @@ pub struct GatewayConfig {
     pub light_per_row: u32,
     /// Further attempts of a request whose engine failed before the first byte. Default 2.
     pub retries: u32,
+    /// Such attempts for each request of a pool, over any longer time: 0.2 = a fifth of its requests may be tried again.
+    /// Default 0.2.
+    pub retry_share: f64,
+    /// Such attempts a pool has in stock whatever its traffic; one comes back each second. Its largest row's slots count where
+    /// they are more, so that all requests of one engine that dies go elsewhere. Default 10.
+    pub retry_floor: u32,
     /// How long such a request waits for its row to be seen dead, where no other row serves. Default 2 s.
     #[serde(deserialize_with = "duration::read")]
     pub retry_notice: Duration,
@@ -214,6 +220,8 @@ impl Default for GatewayConfig {
             heartbeat: Duration::from_secs(10),
             light_per_row: 8,
             retries: 2,
+            retry_share: 0.2,
+            retry_floor: 10,
             retry_notice: Duration::from_secs(2),
             reply_buffer_bytes: 16 << 20,
             whole_reply_bytes: 64 << 20,

@@ -38,6 +38,7 @@ mod pools;
 mod prompt;
 mod proxy;
 mod resume;
+mod retries;
 mod route;
 mod standing;
 #[cfg(test)]
@@ -62,7 +63,7 @@ use self::active::ActiveRequests;
 use self::admission::Admission;
 use self::error::Failure;
 use self::intake::Intake;
-pub use self::pools::Pools;
+pub use self::pools::{Pools, RetriesView};
 use self::proxy::Proxy;
 use crate::config::{Config, GatewayConfig};
 use crate::hop::Hop;

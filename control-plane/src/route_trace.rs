@@ -42,6 +42,9 @@ pub struct RouteTrace {
     pub predicted_wait_ms: u64,
     /// How often the reply was carried on by another row after its first byte.
     pub resumed: u32,
+    /// Whether it failed and was not tried again, because too many requests of its pool were already.
+    #[serde(default)]
+    pub retry_refused: bool,
     /// What the choice aimed at.
     pub mode: RouteMode,
     /// First 8 hex digits of the session's hash, where the request belongs to one.
@@ -83,6 +86,7 @@ mod tests {
             predicted_cached_tokens: 812,
             predicted_wait_ms: 40,
             resumed: 0,
+            retry_refused: false,
             mode: RouteMode::Ttft,
             session: Some("89abcdef".into()),
         }

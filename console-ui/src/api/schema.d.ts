@@ -1428,6 +1428,8 @@ export interface components {
             data: (components["schemas"]["LineView"] & {
                 /** @description The public name. */
                 name: string;
+                /** @description What it may spend on failed requests. */
+                retries: components["schemas"]["RetriesView"];
                 /** @description Its rows. */
                 rows: components["schemas"]["PoolRow"][];
             })[];
@@ -1673,6 +1675,8 @@ export interface components {
         Pool: components["schemas"]["LineView"] & {
             /** @description The public name. */
             name: string;
+            /** @description What it may spend on failed requests. */
+            retries: components["schemas"]["RetriesView"];
             /** @description Its rows. */
             rows: components["schemas"]["PoolRow"][];
         };
@@ -1881,6 +1885,19 @@ export interface components {
              */
             threads: number;
         };
+        /** @description What a pool may spend on failed requests. */
+        RetriesView: {
+            /**
+             * Format: int32
+             * @description Failed requests that could be tried again now.
+             */
+            left: number;
+            /**
+             * Format: int64
+             * @description Failed requests that were not tried again because too many were already, since the start.
+             */
+            refused: number;
+        };
         /**
          * @description What the choice aimed at.
          * @enum {string}
@@ -1907,6 +1924,8 @@ export interface components {
              * @description How often the reply was carried on by another row after its first byte.
              */
             resumed: number;
+            /** @description Whether it failed and was not tried again, because too many requests of its pool were already. */
+            retry_refused?: boolean;
             /** @description Row that was chosen; after a resume, the last one. */
             row: string;
             /** @description First 8 hex digits of the session's hash, where the request belongs to one. */

@@ -9,6 +9,7 @@ use super::error::{ApiError, ErrorEnvelope};
 use super::extract::{Body, Name, Params};
 use super::page::{Page, PageParams};
 use super::state::ApiState;
+use crate::gateway::RetriesView;
 use crate::ids::RowId;
 use crate::registry::RowState;
 use crate::routing::{LineView, Mode, RowLoadView};
@@ -21,6 +22,8 @@ pub struct Pool {
     /// How it chooses and how hot it is.
     #[serde(flatten)]
     pub line: LineView,
+    /// What it may spend on failed requests.
+    pub retries: RetriesView,
     /// Its rows.
     pub rows: Vec<PoolRow>,
 }
@@ -48,10 +51,10 @@ pub struct EditPool {
 fn pool(state: &ApiState, name: &str) -> Option<Pool> {
     let snapshot = state.registry.snapshot();
     let rows = snapshot.by_name.get(name)?.iter().filter(|row| row.model_name == name);
-    let (line, loads) = state.pools.view(name)?;
-    let load = |id: RowId| loads.iter().find(|(other, _)| *other == id).map(|(_, load)| load.clone());
+    let view = state.pools.view(name)?;
+    let load = |id: RowId| view.rows.iter().find(|(other, _)| *other == id).map(|(_, load)| load.clone());
     let rows: Vec<_> = rows.map(|row| PoolRow { id: row.id, state: row.status.state, load: load(row.id) }).collect();
-    (!rows.is_empty()).then(|| Pool { name: name.to_owned(), line, rows })
+    (!rows.is_empty()).then(|| Pool { name: name.to_owned(), line: view.line, retries: view.retries, rows })
 }
 
 /// All pools, by name.

@@ -63,6 +63,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
     ] {
         within(setting, [value, least, most], |value| format!("{value:?}"))?;
     }
+    within("gateway.retry_share", [gateway.retry_share, 0.0, 16.0], ToString::to_string)?;
     for (setting, value, least, most) in [
         ("http.max_connections", http.max_connections as u64, 8, 65_536),
         ("http.max_connections_per_peer", http.max_connections_per_peer as u64, 1, 65_536),
@@ -77,6 +78,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("gateway.queue_per_slot", gateway.queue_per_slot as u64, 1, 65_536),
         ("gateway.light_per_row", gateway.light_per_row.into(), 1, 65_536),
         ("gateway.retries", gateway.retries.into(), 0, 16),
+        ("gateway.retry_floor", gateway.retry_floor.into(), 0, 65_536),
         ("gateway.reply_buffer_bytes", gateway.reply_buffer_bytes as u64, 0, TIB),
         ("gateway.whole_reply_bytes", gateway.whole_reply_bytes as u64, 64 << 10, TIB),
         ("gateway.request_log_max_rows", gateway.request_log_max_rows, 0, 100_000_000),

@@ -25,6 +25,7 @@ use super::fleet::Fleet;
 use super::interleave;
 use super::outlook::{self, Class, Outlook};
 use super::permit::Permit;
+use super::retries::{Retries, RetriesView};
 use crate::activator::Activator;
 use crate::config::GatewayConfig;
 use crate::ids::RowId;
@@ -95,6 +96,17 @@ fn send(words: Vec<Word>) {
     }
 }
 
+/// A pool, for people.
+#[derive(Debug)]
+pub struct PoolView {
+    /// How it chooses, how hot it is, who waits.
+    pub line: LineView,
+    /// The load of its rows that are up.
+    pub rows: Vec<(RowId, RowLoadView)>,
+    /// What it may spend on failed requests.
+    pub retries: RetriesView,
+}
+
 /// All lines of one gateway.
 #[derive(Debug)]
 pub(super) struct Admission {
@@ -111,6 +123,7 @@ struct State {
     generation: Fleet,
     light: Fleet,
     modes: HashMap<String, Mode>,
+    retries: Retries,
     waiters: HashMap<u64, Waiter>,
     /// The waiter of each ticket.
     tickets: HashMap<(Class, Ticket), u64>,
@@ -185,6 +198,7 @@ impl Admission {
             generation: Fleet::new(Class::Generation, config.light_per_row, settings),
             light: Fleet::new(Class::Light, config.light_per_row, none),
             modes: HashMap::new(),
+            retries: Retries::new(config.retry_share, config.retry_floor),
             waiters: HashMap::new(),
             tickets: HashMap::new(),
             last: 0,
@@ -301,6 +315,9 @@ impl Admission {
         }
         let room = self.capacity(pool, claim.class);
         let name: Arc<str> = Arc::from(line(&snapshot, claim.name, pool));
+        if claim.avoid.is_empty() {
+            state.retries.paid_in(&name, largest(pool), now);
+        }
         let fleet = state.fleet(claim.class);
         let waited = claim.arrived.elapsed().as_secs_f64();
         let ask = Ask {
@@ -343,6 +360,15 @@ impl Admission {
             self.activator.wake();
         }
         Ok(Entry::Later(Place { admission: Arc::clone(self), id, line: name, word }, outlook))
+    }
+
+    /// Whether a request of this name that failed may be tried again; if so, its pool has paid for it.
+    pub(super) fn may_retry(&self, name: &str) -> bool {
+        let mut state = self.state();
+        let snapshot = self.registry.snapshot();
+        let Some(pool) = snapshot.by_name.get(name) else { return false };
+        let now = self.now();
+        state.retries.spend(&Arc::from(line(&snapshot, name, pool)), largest(pool), now)
     }
 
     /// The first byte of a reply is here: its prompt is read.
@@ -426,6 +452,7 @@ impl Admission {
         let snapshot = self.registry.snapshot();
         let now = self.now();
         state.sync(&snapshot, now);
+        state.retries.retain(|name| snapshot.by_name.contains_key(name));
         let (mut words, wake) = self.inform(state, &snapshot);
         if !state.waiters.is_empty() {
             for class in Class::ALL {
@@ -494,17 +521,19 @@ impl Admission {
         self.hand_out(Class::Generation, name);
     }
 
-    /// A pool and the load of its rows, as the router sees them.
-    pub(super) fn view(&self, name: &str) -> Option<(LineView, Vec<(RowId, RowLoadView)>)> {
+    /// A pool, the load of its rows as the router sees them, and what it may spend on retries.
+    pub(super) fn view(&self, name: &str) -> Option<PoolView> {
         let mut guard = self.state();
         let state = &mut *guard;
         let (snapshot, now) = (self.registry.snapshot(), self.now());
         state.sync(&snapshot, now);
         let fleet = &state.generation;
-        let rows = snapshot.by_name.get(name)?.iter();
+        let pool = snapshot.by_name.get(name)?;
+        let rows = pool.iter();
         let rows = rows.filter_map(|row| Some((row.id, fleet.router.row_view(fleet.member(row.id)?.index, now)?))).collect();
         let line = fleet.router.line_view(name).unwrap_or_else(|| LineView::idle(state.modes.get(name).copied().unwrap_or_default()));
-        Some((line, rows))
+        let retries = state.retries.view(&Arc::from(name), largest(pool), now);
+        Some(PoolView { line, rows, retries })
     }
 
     /// Whether nobody waits and nobody is served.
@@ -520,6 +549,16 @@ fn line<'a>(snapshot: &'a Snapshot, name: &'a str, pool: &[Arc<RowView>]) -> &'a
     let public = pool.first().and_then(|row| snapshot.by_name.get_key_value(&row.model_name));
     let same = |other: &[Arc<RowView>]| other.len() == pool.len() && other.iter().zip(pool).all(|(one, other)| one.id == other.id);
     public.filter(|(_, other)| same(other)).map_or(name, |(public, _)| public)
+}
+
+/// Slots of the largest row.
+fn largest(pool: &[Arc<RowView>]) -> u32 {
+    let slots = |row: &Arc<RowView>| match (&row.endpoint, &row.status.resolved) {
+        (Some(endpoint), _) => endpoint.slots,
+        (None, Some(resolved)) => resolved.slots,
+        (None, None) => 1,
+    };
+    pool.iter().map(slots).max().unwrap_or(1)
 }
 
 /// Makes the waiter ask for the row it needs, if any. True if that is a row it did not ask for before.

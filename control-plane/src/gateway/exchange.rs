@@ -225,10 +225,14 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
                         }
                         let failure = Failure::fault(&fault, &permit.endpoint);
                         if fault.may_retry() && failed.len() < gateway.config.retries as usize {
-                            meter.retried();
-                            failed.push(Arc::clone(&permit.endpoint));
-                            last = Some(failure);
-                            continue;
+                            if gateway.admission.may_retry(&prepared.name) {
+                                meter.retried();
+                                failed.push(Arc::clone(&permit.endpoint));
+                                last = Some(failure);
+                                continue;
+                            }
+                            meter.retry_refused();
+                            tracing::warn!(request.id = meter.request_id(), model = prepared.name, "not tried again: too many of its pool's requests fail (gateway.retry_share, gateway.retry_floor)");
                         }
                         failure
                     }
@@ -324,6 +328,7 @@ fn trace(permit: &Permit, session: Option<u64>) -> RouteTrace {
         predicted_cached_tokens: whole(placement.cached_tokens),
         predicted_wait_ms: whole(placement.first_token * 1000.0),
         resumed: 0,
+        retry_refused: false,
         mode: match placement.mode {
             Mode::Throughput => RouteMode::Throughput,
             Mode::Sticky => RouteMode::Sticky,

@@ -191,6 +191,15 @@ impl Meter {
         self.set(|event, _| event.retries += 1);
     }
 
+    /// An attempt failed and none follows, because too many of its pool were tried again already.
+    pub(super) fn retry_refused(&mut self) {
+        self.set(|event, _| {
+            if let Some(route) = &mut event.route {
+                route.retry_refused = true;
+            }
+        });
+    }
+
     /// The first byte of the reply is here.
     pub(super) fn first_byte(&mut self) {
         self.entry.update(|progress| progress.phase = Phase::Decoding);

@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use super::admission::Admission;
+pub use super::admission::PoolView;
+pub use super::retries::RetriesView;
 use crate::activator::Activator;
 use crate::config::GatewayConfig;
-use crate::ids::RowId;
 use crate::registry::Registry;
-use crate::routing::{LineView, Mode, RowLoadView};
+use crate::routing::Mode;
 use crate::telemetry::metrics::Metrics;
 
 /// A handle on all pools.
@@ -27,8 +28,8 @@ impl Pools {
         self.0.set_mode(name, mode);
     }
 
-    /// A pool and the load of its rows that are up; `None` = no row has this name.
-    pub fn view(&self, name: &str) -> Option<(LineView, Vec<(RowId, RowLoadView)>)> {
+    /// A pool with the load of its rows that are up; `None` = no row has this name.
+    pub fn view(&self, name: &str) -> Option<PoolView> {
         self.0.view(name)
     }
 }

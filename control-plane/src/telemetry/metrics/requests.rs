@@ -121,6 +121,7 @@ struct ModelSeries {
     prompt: Counter,
     tokens: Tokens,
     retries: Counter,
+    retries_refused: Counter,
     resumes: Counter,
     first_token: Histogram,
     queue_wait: Histogram,
@@ -166,6 +167,7 @@ pub(super) struct Requests {
     prompt: Family<ModelLabels, Counter>,
     tokens: TokenFamilies<ModelLabels>,
     retries: Family<ModelLabels, Counter>,
+    retries_refused: Family<ModelLabels, Counter>,
     resumes: Family<ModelLabels, Counter>,
     first_token: Histograms<ModelLabels>,
     queue_wait: Histograms<ModelLabels>,
@@ -193,6 +195,7 @@ impl Requests {
         let mut family = |name: &str, help: &str| registered(registry, name, help, Family::default());
         let prompt = family("prompt_tokens", "Prompt tokens, cached ones included");
         let retries = family("retries", "Attempts repeated because an engine failed before its first byte");
+        let retries_refused = family("retries_refused", "Failed requests not repeated because too many of their model were already");
         let resumes = family("resumes", "Replies carried on by another row after their first byte");
         let mut family = |name: &str, help: &str| registered(registry, name, help, Family::default());
         let of_row = family("row_requests", "Requests that ended on the row");
@@ -204,6 +207,7 @@ impl Requests {
         Self {
             prompt,
             retries,
+            retries_refused,
             resumes,
             of_row,
             row_retries,
@@ -262,6 +266,7 @@ impl Requests {
                 prompt: self.prompt.get_or_create_owned(&labels),
                 tokens: self.tokens.of(&labels),
                 retries: self.retries.get_or_create_owned(&labels),
+                retries_refused: self.retries_refused.get_or_create_owned(&labels),
                 resumes: self.resumes.get_or_create_owned(&labels),
                 first_token: self.first_token.get_or_create_owned(&labels),
                 queue_wait: self.queue_wait.get_or_create_owned(&labels),
@@ -283,6 +288,7 @@ impl Requests {
         }
         if let Some(route) = &event.route {
             series.resumes.inc_by(route.resumed.into());
+            series.retries_refused.inc_by(route.retry_refused.into());
             // Looked up by the text itself: a code is owned only where it came back from the log.
             if let Some(counter) = series.reasons.get(route.reason.as_ref()) {
                 counter.inc();
@@ -372,6 +378,7 @@ mod tests {
             predicted_cached_tokens: 4,
             predicted_wait_ms: 0,
             resumed: 1,
+            retry_refused: true,
             mode: RouteMode::Ttft,
             session: None,
         };
@@ -383,6 +390,7 @@ mod tests {
             r#"prefill_tokens_total{model="chat"} 6"#,
             r#"cached_prompt_tokens_total{model="chat"} 15"#,
             r#"retries_total{model="chat"} 4"#,
+            r#"retries_refused_total{model="chat"} 2"#,
             r#"resumes_total{model="chat"} 2"#,
             r#"route_reasons_total{model="chat",reason="session"} 2"#,
             r#"inter_token_seconds_bucket{le="0.01",model="chat"} 3"#,

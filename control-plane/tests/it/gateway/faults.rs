@@ -54,6 +54,30 @@ async fn an_engine_that_cannot_be_reached_is_replaced_or_reported() {
 }
 
 #[tokio::test]
+async fn a_pool_whose_requests_all_fail_is_not_flooded_with_retries() {
+    let engines = [Engine::start(|_| vec![Step::Cut]).await, Engine::start(|_| vec![Step::Cut]).await];
+    let limits = GatewayConfig { retry_share: 0.2, retry_floor: 2, retry_notice: Duration::from_millis(50), ..GatewayConfig::default() };
+    let world = World::with(limits, true).await;
+    for engine in &engines {
+        world.serve("m", engine, 1);
+    }
+    for count in 1..=10 {
+        let (status, error) = world.call("/v1/chat/completions", &chat("m", false)).await;
+        assert_eq!((status, &error["error"]["code"]), (502, &json!("upstream_failed")));
+        world.finished(count).await;
+    }
+    let events = world.events().await;
+    let retries: u32 = events.iter().map(|event| event.retries).sum();
+    let refused = events.iter().filter(|event| event.route.as_ref().is_some_and(|route| route.retry_refused)).count();
+    // Two in stock, a fifth of ten, and one a second for as long as this took.
+    assert!((2..10).contains(&retries), "{retries} retries");
+    assert!(refused >= 1, "none was refused");
+    let metrics = world.metrics.encode().unwrap();
+    assert!(metrics.contains(&format!("lifeboat_retries_refused_total{{model=\"m\"}} {refused}\n")), "{metrics}");
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn a_request_waits_for_its_engine_to_be_started_again() {
     let dying = Engine::start(|_| vec![Step::Cut]).await;
     let restarted = Engine::start(|_| Step::json(200, "{}")).await;
