@@ -232,7 +232,11 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
                                 continue;
                             }
                             meter.retry_refused();
-                            tracing::warn!(request.id = meter.request_id(), model = prepared.name, "not tried again: too many of its pool's requests fail (gateway.retry_share, gateway.retry_floor)");
+                            tracing::warn!(
+                                request.id = meter.request_id(),
+                                model = prepared.name,
+                                "not tried again: too many of its pool's requests fail (gateway.retry_share, gateway.retry_floor)"
+                            );
                         }
                         failure
                     }
