@@ -40,8 +40,8 @@ const HARD_STOP: Duration = Duration::from_secs(20);
 pub enum Mode {
     /// All of it.
     Serve,
-    /// The REST API over the data directory, for one command of the CLI where no server runs: no engine is
-    /// started, adopted or ended.
+    /// The REST API over the data directory, for one command of the CLI where no server runs: no row is started, adopted
+    /// or ended. An engine that proves a build is, and only it is kept by this control plane.
     ApiOnly,
 }
 
@@ -72,7 +72,7 @@ impl RunningApp {
         let listener = bind(&config, &store).await?;
         let address = listener.local_addr().map_err(|source| StartError::Listen { address: config.listen, source })?;
         config.listen = address;
-        instance.announce(address).map_err(StartError::DataDir)?;
+        instance.announce(address, mode == Mode::Serve).map_err(StartError::DataDir)?;
         let token = LocalToken::create(&config.data_dir).map_err(StartError::DataDir)?;
         let keys = Keys::load(&store, Some(&token), is_loopback(address.ip())).await.map_err(failed)?;
 

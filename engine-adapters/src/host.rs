@@ -136,7 +136,7 @@ pub enum Vendor {
     Other,
 }
 
-/// Tools found on the search path, each by the path of the real program (its name mostly tells the version).
+/// Tools found on the search path, each by its version.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Tools {
     /// Python 3 that has pip.

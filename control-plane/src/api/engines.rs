@@ -64,7 +64,7 @@ pub async fn install_engine(
         return Err(EnginesError::NotManaged { engine: kind }.into());
     }
     let engines = Arc::clone(&state.engines);
-    let job = state.jobs.start(JobKind::EngineInstall, kind.as_str(), |progress| async move {
+    let job = state.jobs.start(JobKind::EngineInstall, &wanted.describe(), |progress| async move {
         let installed = engines.install(wanted, &progress).await.map_err(ApiError::from)?;
         serde_json::to_value(&installed).map_err(|error| JobError::from(ApiError::internal(&error)))
     })?;

@@ -175,10 +175,7 @@ mod tests {
     #[test]
     fn a_plain_line_tells_bytes_rate_and_time_left() {
         let progress = Progress { step: "downloading m.gguf".into(), done: 30_000_000, total: Some(90_000_000), bytes: true };
-        assert_eq!(
-            plain_line(&progress, 10_000_000, Duration::from_secs(10)),
-            "downloading m.gguf: 30 MB of 90 MB, 2 MB/s, 30 s left"
-        );
+        assert_eq!(plain_line(&progress, 10_000_000, Duration::from_secs(10)), "downloading m.gguf: 30 MB of 90 MB, 2 MB/s, 30 s left");
         assert_eq!(plain_line(&progress, 30_000_000, Duration::from_secs(10)), "downloading m.gguf: 30 MB of 90 MB");
     }
 

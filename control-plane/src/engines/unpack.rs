@@ -166,10 +166,12 @@ impl Writer<'_> {
         let root = self.root.canonicalize().map_err(|source| write(self.root, source))?;
         for (at, link) in &self.links {
             if let Some(parent) = at.parent() {
-                fs::create_dir_all(parent).map_err(|source| write(at, source))?;
-                if !parent.canonicalize().is_ok_and(|parent| parent.starts_with(&root)) {
+                // What is there decides before anything is created: links made so far are part of the way.
+                let there = parent.ancestors().find_map(|folder| folder.canonicalize().ok());
+                if !there.is_some_and(|there| there.starts_with(&root)) {
                     return Err(refused(at, "lies behind a link that leaves the folder"));
                 }
+                fs::create_dir_all(parent).map_err(|source| write(at, source))?;
             }
             match link {
                 Link::Symbolic(target) if target.is_absolute() => return Err(refused(at, "is a link to an absolute path")),

@@ -71,7 +71,7 @@ fn files_folders_links_and_executable_bits_come_out_as_they_went_in() {
 #[test]
 fn an_archive_that_leaves_its_folder_is_refused_and_writes_nothing_outside() {
     type Fill = fn(&mut Entries);
-    let table: [(&str, Fill); 9] = [
+    let table: [(&str, Fill); 10] = [
         ("a path upwards", |builder| add(builder, "../evil", b"x", 0o644)),
         ("a path upwards in the middle", |builder| add(builder, "a/../../evil", b"x", 0o644)),
         ("an absolute path", |builder| add(builder, "/tmp/lifeboat-evil", b"x", 0o644)),
@@ -83,6 +83,10 @@ fn an_archive_that_leaves_its_folder_is_refused_and_writes_nothing_outside() {
             add(builder, "d/f", b"x", 0o644);
             add_link(builder, tar::EntryType::Symlink, "d/up", "..");
             add_link(builder, tar::EntryType::Symlink, "l", "d/up/../secret");
+        }),
+        ("a folder for a link through a link", |builder| {
+            add_link(builder, tar::EntryType::Symlink, "l", "..");
+            add_link(builder, tar::EntryType::Symlink, "l/evil/x", "y");
         }),
         ("a file through a link", |builder| {
             add_link(builder, tar::EntryType::Symlink, "l", "..");

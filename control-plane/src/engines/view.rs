@@ -70,6 +70,20 @@ pub struct InstallRequest {
     pub from_source: bool,
 }
 
+impl InstallRequest {
+    /// What is asked for, in words: two requests with the same ones are the same request.
+    pub fn describe(&self) -> String {
+        let kind = self.engine.unwrap_or(EngineKind::LlamaCpp).as_str();
+        let parts = [
+            self.candidate.as_ref().map(|candidate| format!("candidate {candidate}")),
+            self.version.as_ref().map(|version| format!("version {version}")),
+            self.path.as_ref().map(|path| format!("at {}", path.display())),
+            self.from_source.then(|| "from source".to_owned()),
+        ];
+        std::iter::once(kind.to_owned()).chain(parts.into_iter().flatten()).collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl Inner {
     /// Blocking.
     pub(super) fn show(&self, record: Record) -> InstalledBuild {

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::host::process::Identity;
@@ -31,10 +32,20 @@ impl Lease {
     }
 }
 
-/// Reads the file afresh: a control plane that took over has written its own name there.
-pub fn control_plane_lives(control_file: &Path) -> bool {
+/// The control plane of a data directory, as its file names it.
+#[derive(Debug, Deserialize)]
+struct Holder {
+    #[serde(flatten)]
+    identity: Identity,
+    serves: bool,
+}
+
+/// Reads the file afresh: a control plane that took over has written its own name there. One that only carries out a
+/// command keeps what it started itself, `parent` being who started this guard, and no engine of a server that is gone.
+pub fn control_plane_lives(control_file: &Path, parent: Option<u32>) -> bool {
     let text = std::fs::read(control_file).unwrap_or_default();
-    serde_json::from_slice::<Identity>(&text).is_ok_and(|identity| identity.lives())
+    serde_json::from_slice::<Holder>(&text)
+        .is_ok_and(|holder| (holder.serves || parent == Some(holder.identity.pid)) && holder.identity.lives())
 }
 
 #[cfg(test)]
@@ -62,6 +73,21 @@ mod tests {
         assert!(!lease.has_ended(false, start + second * 4));
         assert!(!lease.has_ended(false, start + second * 6));
         assert!(lease.has_ended(false, start + second * 7));
+    }
+
+    #[test]
+    fn a_command_keeps_what_it_started_and_a_server_everything() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("control-plane.json");
+        let me = Identity::current().unwrap();
+        for (serves, parent, lives) in [(true, None, true), (false, None, false), (false, Some(1), false), (false, Some(me.pid), true)] {
+            let mut text = serde_json::to_value(&me).unwrap();
+            text["serves"] = serves.into();
+            std::fs::write(&file, text.to_string()).unwrap();
+            assert_eq!(control_plane_lives(&file, parent), lives, "{serves} {parent:?}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert!(!control_plane_lives(&file, Some(me.pid)));
     }
 
     #[test]

@@ -102,6 +102,11 @@ impl Running {
     }
 }
 
+/// Who started this guard, as long as it lives.
+fn parent() -> Option<u32> {
+    u32::try_from(rustix::process::getppid()?.as_raw_nonzero().get()).ok()
+}
+
 /// Returns when the engine has ended, by itself or by the end of the lease.
 fn watch(instructions: &Instructions, record: &mut Record, ended: &Receiver<(u32, Exit)>, log: &Mutex<RotatedLog>) -> Exit {
     let engine = record.engine.pid;
@@ -118,7 +123,7 @@ fn watch(instructions: &Instructions, record: &mut Record, ended: &Receiver<(u32
             if now.saturating_duration_since(since) >= instructions.kill_after {
                 process::signal_group(engine, Signal::KILL);
             }
-        } else if lease.has_ended(control_plane_lives(&instructions.control_file), now) {
+        } else if lease.has_ended(control_plane_lives(&instructions.control_file, parent()), now) {
             log.lock().mark("no control plane came back within the lease, ending the engine");
             process::signal_group(engine, Signal::TERM);
             process::signal_group(engine, Signal::CONT);

@@ -73,27 +73,29 @@ impl Instance {
         lock.rewind()?;
         writeln!(lock, "{}", std::process::id())?;
         let instance = Self { control_file: control_file(data_dir), _lock: lock };
-        instance.write(None)?;
+        instance.write(None, false)?;
         Ok(Ok(instance))
     }
 
-    /// Notes where this control plane listens, for the programs of this machine.
-    pub fn announce(&self, listen: SocketAddr) -> io::Result<()> {
-        self.write(Some(listen))
+    /// Notes where this control plane listens, for the programs of this machine, and for guards whether it takes care of
+    /// rows: one that only carries out a command does not.
+    pub fn announce(&self, listen: SocketAddr, serves: bool) -> io::Result<()> {
+        self.write(Some(listen), serves)
     }
 
-    fn write(&self, listen: Option<SocketAddr>) -> io::Result<()> {
+    fn write(&self, listen: Option<SocketAddr>, serves: bool) -> io::Result<()> {
         let identity = Identity::current().ok_or_else(|| io::Error::other("/proc does not show this process"))?;
-        files::write_private(&self.control_file, &serde_json::to_vec(&ControlFile { identity, listen })?)
+        files::write_private(&self.control_file, &serde_json::to_vec(&ControlFile { identity, listen, serves })?)
     }
 }
 
-/// What the control file holds. Guards read the identity only.
+/// What the control file holds. Guards read all but the address.
 #[derive(Serialize)]
 struct ControlFile {
     #[serde(flatten)]
     identity: Identity,
     listen: Option<SocketAddr>,
+    serves: bool,
 }
 
 impl Drop for Instance {
@@ -117,7 +119,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path().join("new");
         let held = Instance::claim(&data_dir).unwrap();
-        held.announce("127.0.0.1:4180".parse().unwrap()).unwrap();
+        held.announce("127.0.0.1:4180".parse().unwrap(), true).unwrap();
         assert_eq!(
             serde_json::from_slice::<Identity>(&std::fs::read(control_file(&data_dir)).unwrap()).unwrap(),
             Identity::current().unwrap()

@@ -6,6 +6,7 @@
 //! Temporary files stay beside the target, so that what a kill leaves behind lies in a folder the
 //! owner cleans.
 
+use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +22,8 @@ use meter::Meter;
 
 mod meter;
 
+/// Python 3.N for which packages are still published.
+const OLDEST_MINOR: u32 = 10;
 /// Longest a Python may take to say who it is.
 const PROBE: Duration = Duration::from_secs(30);
 /// Prefix of the temporary folders pip works in, so that the owner of the target's folder can clean them.
@@ -107,16 +110,17 @@ fn looked_at(tried: &[String]) -> String {
 }
 
 impl Pip {
-    /// The first usable Python: `python3` in the order of the search path, then `python3.N`, newest first.
+    /// The first usable Python of [`interpreters`] that is new enough for what is published today, else the first one.
     pub async fn find(sources: &SourcesConfig) -> Result<Self, PipError> {
-        let mut tried = Vec::new();
-        for program in interpreters() {
+        let (mut tried, mut old) = (Vec::new(), None);
+        for program in interpreters(&std::env::var_os("PATH").unwrap_or_default()) {
             match Self::probe(&program, sources.tool_stall).await {
-                Ok(pip) => return Ok(pip),
+                Ok(pip) if is_new_enough(&pip.python_version) => return Ok(pip),
+                Ok(pip) => old = old.or(Some(pip)),
                 Err(reason) => tried.push(format!("{}: {reason}", program.display())),
             }
         }
-        Err(PipError::NoPip { tried })
+        old.ok_or(PipError::NoPip { tried })
     }
 
     async fn probe(program: &Path, stall: Duration) -> Result<Self, String> {
@@ -242,10 +246,16 @@ fn passes(name: &str) -> bool {
     name.starts_with("PIP_") && !CONTRADICT.contains(&name)
 }
 
-/// Every Python 3 on the search path, in the order to try them, each file once.
-fn interpreters() -> Vec<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect();
+/// Whether packages of today run on a Python of this version.
+pub(super) fn is_new_enough(version: &str) -> bool {
+    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(3), Some(OLDEST_MINOR))
+}
+
+/// Every Python 3 on the search path, in the order to try them, each file once: `python3` in the order of the path, then
+/// `python3.N`, newest first.
+pub(super) fn interpreters(search_path: &OsStr) -> Vec<PathBuf> {
+    let folders: Vec<PathBuf> = std::env::split_paths(search_path).filter(|folder| folder.is_absolute()).collect();
     let names = std::iter::once("python3".to_owned()).chain((8..=20).rev().map(|minor| format!("python3.{minor}")));
     let mut seen = std::collections::HashSet::new();
     names
@@ -258,6 +268,13 @@ fn interpreters() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_old_python_is_told_from_one_that_will_do() {
+        for (version, new_enough) in [("3.9.2", false), ("3.10", true), ("3.12.1", true), ("2.7", false), ("", false)] {
+            assert_eq!(is_new_enough(version), new_enough, "{version}");
+        }
+    }
 
     #[test]
     fn settings_of_pip_pass_but_for_those_that_say_what_to_install_where() {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use lifeboat_engines::host::Tools;
 use tokio::time::Instant;
 
+use super::pip::{interpreters, is_new_enough};
 use super::spawn;
 
 /// Longest wait for one answer.
@@ -31,11 +32,24 @@ pub fn tools(search_path: &OsStr) -> Tools {
         version_in(&answer(&program, arguments)?)
     };
     Tools {
-        python: ask(&["python3", "python"], &["-c", PYTHON_WITH_PIP]),
+        python: python(search_path),
         cmake: ask(&["cmake"], &["--version"]),
         ninja: ask(&["ninja", "ninja-build"], &["--version"]),
         cxx: ask(&["c++", "g++", "clang++"], &["--version"]),
     }
+}
+
+/// The version of the Python that [`super::pip::Pip::find`] is going to take.
+fn python(search_path: &OsStr) -> Option<String> {
+    let mut old = None;
+    for program in interpreters(search_path) {
+        match answer(&program, &["-c", PYTHON_WITH_PIP]).as_deref().and_then(version_in) {
+            Some(version) if is_new_enough(&version) => return Some(version),
+            Some(version) => old = old.or(Some(version)),
+            None => {}
+        }
+    }
+    old
 }
 
 /// The first program of that name on a search path.
@@ -104,7 +118,9 @@ mod tests {
         script(&one, "cmake", "echo not a program", 0o644);
         script(&two, "cmake", "echo cmake version 3.25.1", 0o755);
         script(&two, "c++", "echo 12.2.0; exit 1", 0o755);
-        script(&two, "python3", "[ \"$1\" = -c ] && echo 3.12.1", 0o755);
+        script(&one, "python3", "[ \"$1\" = -c ] && echo 3.9.2", 0o755);
+        script(&two, "python3", "exit 1", 0o755);
+        script(&two, "python3.12", "[ \"$1\" = -c ] && echo 3.12.1", 0o755);
         fs::create_dir(two.join("ninja")).unwrap();
         let found = tools(&std::env::join_paths([&one, &two]).unwrap());
         let expected = Tools { python: Some("3.12.1".into()), cmake: Some("3.25.1".into()), ninja: None, cxx: None };

@@ -1,6 +1,5 @@
 //! One path for create, edit, start, stop and delete: what each changes, and what it leaves alone.
 
-
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 

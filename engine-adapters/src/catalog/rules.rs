@@ -113,11 +113,9 @@ fn check_glibc(needed: Option<Version>, host: &HostFacts) -> Result<(), String> 
 }
 
 fn check_python(needed: Version, host: &HostFacts) -> Result<(), String> {
-    let Some(program) = host.tools.python.as_deref() else { return Err(format!("needs Python {needed} with pip, which was not found")) };
-    // `/usr/bin/python3.11` tells its version; a launcher script (`shims/python3`) does not, and pip itself will say.
-    let name = program.rsplit('/').next().unwrap_or(program);
-    match Version::parse(name.trim_start_matches("python")) {
-        Some(version) if version < needed && name != "python3" => Err(format!("needs Python {needed}, this host has {program}")),
+    let Some(found) = host.tools.python.as_deref() else { return Err(format!("needs Python {needed} with pip, which was not found")) };
+    match Version::parse(found) {
+        Some(version) if version < needed => Err(format!("needs Python {needed}, this host has {found}")),
         _ => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use crate::host::{Device, Libc, Tools, Vendor};
 use crate::sizing::tests::host as plain;
 
 fn host() -> HostFacts {
-    HostFacts { tools: Tools { python: Some("/usr/bin/python3.11".into()), ..Tools::default() }, ..plain(16, 4) }
+    HostFacts { tools: Tools { python: Some("3.11.7".into()), ..Tools::default() }, ..plain(16, 4) }
 }
 
 fn nvidia(driver: &str, capability: &str) -> Device {
@@ -83,8 +83,8 @@ fn an_old_or_another_c_library_is_named() {
 fn python_must_be_there_and_new_enough() {
     let none = HostFacts { tools: Tools::default(), ..host() };
     assert_eq!(reason("pip-xllamacpp", &none), "needs Python 3.10 with pip, which was not found");
-    let old = HostFacts { tools: Tools { python: Some("/usr/bin/python3.9".into()), ..Tools::default() }, ..host() };
-    assert_eq!(reason("pip-xllamacpp", &old), "needs Python 3.10, this host has /usr/bin/python3.9");
+    let old = HostFacts { tools: Tools { python: Some("3.9.2".into()), ..Tools::default() }, ..host() };
+    assert_eq!(reason("pip-xllamacpp", &old), "needs Python 3.10, this host has 3.9.2");
 }
 
 #[test]
