@@ -2132,7 +2132,7 @@ export interface components {
          * @enum {string}
          */
         Task: "chat" | "embedding" | "rerank";
-        /** @description Tools found on the search path, each by the path of the real program (its name mostly tells the version). */
+        /** @description Tools found on the search path, each by its version. */
         Tools: {
             /** @description cmake. */
             cmake?: string | null;
