@@ -198,6 +198,8 @@ pub struct GatewayConfig {
     pub prefix_index_bytes: usize,
     /// Conversations whose row is remembered. Default 65,536.
     pub conversations: usize,
+    /// Sends a row fewer requests at once than its slots while its engine reports a queue of its own. Default true.
+    pub learn_limits: bool,
     /// Longest wait for the row that holds a conversation while another one is free, at most half of `queue_wait`.
     /// Default 30 s.
     #[serde(deserialize_with = "duration::read")]
@@ -232,6 +234,7 @@ impl Default for GatewayConfig {
             resume_bytes: 1 << 20,
             prefix_index_bytes: 8 << 20,
             conversations: 65_536,
+            learn_limits: true,
             home_wait: Duration::from_secs(30),
         }
     }

@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use http::HeaderValue;
 use http::uri::{Authority, Scheme};
 use lifeboat_engines::dialect::Flavor;
+use lifeboat_engines::queue::EngineQueue;
 use lifeboat_engines::spec::{DesiredState, EngineKind, Resolved};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -161,6 +162,22 @@ impl Dialects {
     }
 }
 
+/// What an engine said last of its own queue, and when.
+#[derive(Debug, Default)]
+pub struct LastQueue(Mutex<Option<(Instant, EngineQueue)>>);
+
+impl LastQueue {
+    /// It says so now.
+    pub fn says(&self, queue: EngineQueue) {
+        *self.0.lock() = Some((Instant::now(), queue));
+    }
+
+    /// The last word; `None` = it never said anything.
+    pub fn last(&self) -> Option<(Instant, EngineQueue)> {
+        *self.0.lock()
+    }
+}
+
 /// How to reach one running engine, and how busy it is.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -184,6 +201,8 @@ pub struct Endpoint {
     pub dialects: Dialects,
     /// Live count of requests on it.
     pub load: RowLoad,
+    /// What it said last of its own queue.
+    pub queue: LastQueue,
     /// Since when it serves: an idle unload counts from here until the first byte.
     pub ready_since: Instant,
     /// Cancelled when the engine is about to be ended and the time for running requests is over: whoever

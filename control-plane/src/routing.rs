@@ -6,7 +6,7 @@
 //!
 //! - `router` the events and the state; `choose` the cost of each row; `row` what is known of one
 //! - `prefix` a prompt as a chain of hashes; `index` who has seen which block; `known` conversations and their homes
-//! - `shadow` what the slots of a llama.cpp row hold; `speed` how fast a row is
+//! - `shadow` what the slots of a llama.cpp row hold; `speed` how fast a row is; `limit` how many it takes at once
 //! - `fair` the order of those who wait; `heat` how hot a pool is; `breaker` when a row is left alone; `view` what people see
 
 mod breaker;
@@ -15,6 +15,7 @@ mod fair;
 mod heat;
 mod index;
 mod known;
+mod limit;
 mod prefix;
 mod returns;
 mod router;

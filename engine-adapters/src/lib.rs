@@ -9,6 +9,7 @@
 //! - [`model`] facts about a model, read from its header by [`gguf`]
 //! - [`sizing`] model + host -> threads, slots, context, memory, with the arithmetic shown
 //! - [`catalog`] which build of which engine fits this host, each rejection with its reason
+//! - [`queue`] what an engine's metrics say of the requests that wait inside it
 //! - [`diagnose`] why an engine died, in words
 //! - [`dialect`] OpenAI and Anthropic request, chunk and error shapes
 //! - [`llama_cpp`], [`sim`], [`external`] one adapter per engine kind
@@ -21,6 +22,7 @@ pub mod gguf;
 pub mod host;
 pub mod llama_cpp;
 pub mod model;
+pub mod queue;
 pub mod sim;
 pub mod sizing;
 pub mod spec;

@@ -1954,12 +1954,17 @@ export interface components {
             decode_tokens_per_second: number;
             /**
              * Format: int32
+             * @description Requests that wait inside its engine, where that says so.
+             */
+            engine_waiting?: number | null;
+            /**
+             * Format: int32
              * @description Slots taken.
              */
             in_flight: number;
             /**
              * Format: int32
-             * @description Slots it may use now (fewer right after it failed).
+             * @description Slots it may use now: fewer right after it failed, and where its engine was seen to queue what it was given.
              */
             limit: number;
             /**

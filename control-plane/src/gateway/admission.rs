@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::fleet::Fleet;
@@ -84,6 +84,9 @@ pub(super) struct Claim<'a> {
     /// When the request arrived; every wait counts from here.
     pub arrived: Instant,
 }
+
+/// How often is looked what engines say of their own queues.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Word to a waiter, on its way once the lock is free.
 type Word = (oneshot::Sender<Result<Permit, Refusal>>, Result<Permit, Refusal>);
@@ -219,9 +222,15 @@ impl Admission {
     /// vain are told, demand follows the rows.
     pub(super) async fn follow(self: Arc<Self>, token: CancellationToken) {
         let mut changed = self.registry.subscribe();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 change = changed.changed() => if change.is_err() { return },
+                _ = look.tick() => {
+                    self.engines_told();
+                    continue;
+                }
                 () = token.cancelled() => return,
             }
             self.rows_changed();
@@ -444,6 +453,22 @@ impl Admission {
             self.show_length(state, class, name);
         }
         words
+    }
+
+    /// Takes over what engines said of their own queues; where a limit has grown, somebody may be served.
+    fn engines_told(self: &Arc<Self>) {
+        if !self.config.learn_limits {
+            return;
+        }
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let (snapshot, now) = (self.registry.snapshot(), self.now());
+        state.generation.tell_queues(now);
+        let names = snapshot.by_name.keys().filter(|name| state.generation.router.waiting(name) > 0).map(|name| Arc::from(name.as_str()));
+        let names: Vec<_> = names.collect();
+        let words = self.grants_of(state, Class::Generation, names, now);
+        drop(guard);
+        send(words);
     }
 
     fn rows_changed(self: &Arc<Self>) {

@@ -5,12 +5,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::interleave;
 use super::outlook::Class;
 use crate::ids::RowId;
 use crate::registry::{Endpoint, PromptCache, RowView, Snapshot};
 use crate::routing::{self, Arrival, Ask, Grant, Mode, Placement, Router, RowIndex, RowSetup, Settings};
+
+/// What an engine said of its queue this long ago says nothing of now.
+const SILENT: Duration = Duration::from_secs(10);
 
 /// One row that is up.
 #[derive(Debug)]
@@ -23,6 +29,8 @@ pub(super) struct Member {
     pub index: RowIndex,
     /// Names its requests come by.
     pub names: Vec<Arc<str>>,
+    /// When its engine said what the router knows of its own queue.
+    told: Option<Instant>,
 }
 
 /// A place on an engine whose gate was passed.
@@ -113,7 +121,24 @@ impl Fleet {
         let setup = RowSetup { slots, context: endpoint.context, cache };
         let Some(index) = self.router.row_up(&names, setup, now) else { return };
         self.ids.insert(index, row.id);
-        self.members.insert(row.id, Member { view: Arc::clone(row), endpoint: Arc::clone(endpoint), index, names });
+        self.members.insert(row.id, Member { view: Arc::clone(row), endpoint: Arc::clone(endpoint), index, names, told: None });
+    }
+
+    /// Tells the router what engines said of their own queues since, and which fell silent.
+    pub(super) fn tell_queues(&mut self, now: f64) {
+        for member in self.members.values_mut() {
+            match (member.endpoint.queue.last(), member.told) {
+                (Some((at, _)), Some(_)) if at.elapsed() > SILENT => {
+                    member.told = None;
+                    self.router.reported(member.index, None, now);
+                }
+                (Some((at, queue)), told) if at.elapsed() <= SILENT && told != Some(at) => {
+                    member.told = Some(at);
+                    self.router.reported(member.index, Some(queue), now);
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Sets how a pool chooses, by whichever of its names a request comes.

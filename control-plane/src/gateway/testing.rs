@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::ids::{Generation, RowId};
-use crate::registry::{Demand, Dialects, Endpoint, PromptCache, RowLoad, RowState, RowStatus, RowView};
+use crate::registry::{Demand, Dialects, Endpoint, LastQueue, PromptCache, RowLoad, RowState, RowStatus, RowView};
 
 /// An engine on a loopback port.
 pub(super) fn endpoint(port: u16, slots: u32) -> Arc<Endpoint> {
@@ -23,6 +23,7 @@ pub(super) fn endpoint(port: u16, slots: u32) -> Arc<Endpoint> {
         cache: PromptCache::Slots { host_tokens: 0 },
         dialects: Dialects::of(EngineKind::Sim),
         load: RowLoad::default(),
+        queue: LastQueue::default(),
         ready_since: Instant::now(),
         ended: CancellationToken::new(),
     })

@@ -254,9 +254,9 @@ fn score(
         (row.pending / row.speed.prefill, row.in_flight)
     } else if offer.must_wait && room {
         // Its own slot works on an earlier request of the same conversation.
-        (f64::from(1 + row.waiters) * row.speed.service, row.setup.slots)
+        (f64::from(1 + row.waiters) * row.speed.service, row.learned.get())
     } else {
-        (f64::from(1 + row.waiters) * row.speed.service / f64::from(row.setup.slots.max(1)), row.setup.slots)
+        (f64::from(1 + row.waiters) * row.speed.service / f64::from(row.learned.get().max(1)), row.learned.get())
     };
     let first_token = wait + read + row.speed.decode * f64::from(beside);
     let crowd = if known { 0.0 } else { PLACEMENT * row.living(returns, now) / row.speed.prefill };

@@ -662,7 +662,7 @@ impl Router {
     pub fn predicted_wait(&self, name: &str, place: usize) -> Option<f64> {
         let line = self.lines.get(name)?;
         let rows = || line.rows.iter().filter_map(|index| self.row(*index)).filter(|row| row.open);
-        let drain: f64 = rows().filter(|row| row.speed.is_learned()).map(|row| f64::from(row.setup.slots) / row.speed.service).sum();
+        let drain: f64 = rows().filter(|row| row.speed.is_learned()).map(|row| f64::from(row.learned.get()) / row.speed.service).sum();
         (drain > 0.0).then(|| place as f64 / drain)
     }
 }

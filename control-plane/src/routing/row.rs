@@ -2,6 +2,7 @@
 
 use super::breaker::Breaker;
 use super::known::Home;
+use super::limit::Limit;
 use super::returns::{ENDED_BELOW, Returns};
 use super::shadow::{Place, SlotShadow};
 use super::speed::Speed;
@@ -110,6 +111,8 @@ pub(super) struct Row {
     pub waiters: u32,
     pub speed: Speed,
     pub breaker: Breaker,
+    /// Requests at once that its engine was seen to take.
+    pub learned: Limit,
     pub cache: Cache,
     /// Tokens that went through it: the clock by which a pool forgets.
     pub work: f64,
@@ -164,6 +167,7 @@ impl Row {
             waiters: 0,
             speed,
             breaker: Breaker::new(),
+            learned: Limit::new(setup.slots),
             cache,
             work,
         }
@@ -171,12 +175,12 @@ impl Row {
 
     /// Slots it may use now.
     pub fn limit(&self, now: f64) -> u32 {
-        self.breaker.share(self.setup.slots, now)
+        self.breaker.share(self.learned.get(), now)
     }
 
     /// Whether so many slots are free.
     pub fn has_room(&self, weight: u32, now: f64) -> bool {
-        self.in_flight.saturating_add(weight.min(self.setup.slots)) <= self.limit(now)
+        self.in_flight.saturating_add(weight.min(self.learned.get())) <= self.limit(now)
     }
 
     /// The count a pool's blocks are stamped with.

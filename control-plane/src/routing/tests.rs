@@ -320,6 +320,33 @@ impl Truth {
     }
 }
 
+#[test]
+fn a_row_that_queues_inside_is_sent_less_until_it_does_not_say_so_any_more() {
+    let mut world = World::new(&[pool(8)]);
+    let row = world.rows[0];
+    let says = |world: &mut World, waiting| {
+        world.router.reported(row, Some(lifeboat_engines::queue::EngineQueue { waiting, cache_used: None }), world.now);
+    };
+    let placed: Vec<_> = (0..8).map(|number| world.arrive(&ask(prompt("s", number, 1)))).collect();
+    assert!(placed.iter().all(|arrival| matches!(arrival, Arrival::Placed(_))));
+    (0..4).for_each(|_| says(&mut world, 6));
+    let view = world.router.row_view(row, world.now).unwrap();
+    assert_eq!((view.limit, view.engine_waiting, view.in_flight), (2, Some(6), 8));
+    // Those it has go on; the next one waits for the third of two to end.
+    assert!(matches!(world.arrive(&ask(prompt("s", 9, 1))), Arrival::Waiting(_)));
+    for (count, arrival) in placed.into_iter().enumerate() {
+        let Arrival::Placed(placement) = arrival else { panic!("seen above") };
+        world.router.ended(placement.flight, Outcome::Good, &Observation::default(), 0.5, world.now);
+        assert_eq!(world.router.hand_out(&name(), world.now).len(), usize::from(count == 6), "after {count} had ended");
+    }
+    says(&mut world, 0);
+    world.router.reported(row, None, world.now);
+    assert_eq!(world.router.row_view(row, world.now).unwrap().limit, 8);
+    // One that wants more than the limit waits for the row to itself, and no longer.
+    (0..6).for_each(|_| says(&mut world, 8));
+    assert!(matches!(world.arrive(&Ask { weight: 4, ..ask(prompt("s", 20, 1)) }), Arrival::Waiting(_)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]

@@ -59,8 +59,10 @@ impl LineView {
 pub struct RowLoadView {
     /// Slots taken.
     pub in_flight: u32,
-    /// Slots it may use now (fewer right after it failed).
+    /// Slots it may use now: fewer right after it failed, and where its engine was seen to queue what it was given.
     pub limit: u32,
+    /// Requests that wait inside its engine, where that says so.
+    pub engine_waiting: Option<u32>,
     /// Waiting requests that wait for this row.
     pub waiters: u32,
     /// Prompt tokens it has been sent and has not read yet.
@@ -108,6 +110,7 @@ impl Router {
         Some(RowLoadView {
             in_flight: row.in_flight,
             limit: row.limit(now),
+            engine_waiting: row.learned.waiting(),
             waiters: row.waiters,
             pending_tokens: row.pending,
             prefill_tokens_per_second: row.speed.prefill,

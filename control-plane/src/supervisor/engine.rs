@@ -23,7 +23,7 @@ use crate::causes::chain;
 use crate::config::SupervisorConfig;
 use crate::host::facts;
 use crate::progress::Progress;
-use crate::registry::{Dialects, Endpoint, PromptCache, RowLoad, RowState};
+use crate::registry::{Dialects, Endpoint, LastQueue, PromptCache, RowLoad, RowState};
 
 /// First pause between two looks at a loading engine; small, because a cached load takes less than a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -159,6 +159,7 @@ impl Engine {
             cache: PromptCache::of(&self.note.resolved, true),
             dialects: Dialects::of(self.adapter.kind()),
             load: RowLoad::default(),
+            queue: LastQueue::default(),
             ready_since: now,
             ended: CancellationToken::new(),
         });

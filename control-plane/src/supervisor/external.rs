@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::Uri;
 use lifeboat_engines::adapter;
 use lifeboat_engines::dialect::{ApiError, ErrorCode};
+use lifeboat_engines::queue;
 use lifeboat_engines::spec::{EngineSpec, Health};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -20,10 +21,17 @@ use super::publisher::Publisher;
 use crate::causes::chain;
 use crate::host::facts;
 use crate::host::http::Http;
-use crate::registry::{Dialects, Endpoint, PromptCache, RowLoad, RowState};
+use crate::registry::{Dialects, Endpoint, LastQueue, PromptCache, RowLoad, RowState};
 
 /// Longest wait for an answer.
 const WITHIN: Duration = Duration::from_secs(5);
+
+/// Where engines tell of themselves.
+const METRICS_PATH: &str = "/metrics";
+/// Longest wait for that.
+const METRICS_WITHIN: Duration = Duration::from_millis(500);
+/// A server without such a page is asked for it this often.
+const METRICS_AGAIN: Duration = Duration::from_secs(60);
 
 /// The routes a server of models has at least one of.
 const ROUTES: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"];
@@ -56,6 +64,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
         Err(error) => return Failure::refused(&error),
     };
     let mut endpoint: Option<Arc<Endpoint>> = None;
+    let mut metrics = MetricsPage::default();
     loop {
         let problem = match probe::get(&target, adapter.capabilities().health_path, WITHIN).await {
             Ok(answer) => match adapter.read_health(answer.status, &answer.body) {
@@ -95,6 +104,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
                     cache: PromptCache::of(&resolved, false),
                     dialects: Dialects::of(spec.engine),
                     load: RowLoad::default(),
+                    queue: LastQueue::default(),
                     ready_since: Instant::now(),
                     ended: CancellationToken::new(),
                 })
@@ -109,7 +119,32 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
                 })
                 .await;
         }
+        if let Some(endpoint) = endpoint.as_ref().filter(|_| publisher.status().state == RowState::Ready) {
+            metrics.read(&target, endpoint).await;
+        }
         tokio::time::sleep(deps.config.supervisor.probe_every).await;
+    }
+}
+
+/// The page on which a server tells of its own queue, if it has one.
+#[derive(Debug, Default)]
+struct MetricsPage {
+    /// It had none; to be asked again then.
+    again: Option<Instant>,
+}
+
+impl MetricsPage {
+    async fn read(&mut self, target: &Target, endpoint: &Endpoint) {
+        if self.again.is_some_and(|again| Instant::now() < again) {
+            return;
+        }
+        // One that is too busy to answer in time has said nothing, and is asked again at the next probe.
+        let Ok(answer) = probe::get(target, METRICS_PATH, METRICS_WITHIN).await else { return };
+        let queue = (answer.status == 200).then(|| queue::read(&String::from_utf8_lossy(&answer.body))).flatten();
+        self.again = if queue.is_none() { Some(Instant::now() + METRICS_AGAIN) } else { None };
+        if let Some(queue) = queue {
+            endpoint.queue.says(queue);
+        }
     }
 }
 

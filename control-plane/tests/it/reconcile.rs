@@ -1,5 +1,7 @@
 //! One path for create, edit, start, stop and delete: what each changes, and what it leaves alone.
 
+use std::time::Duration;
+
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -166,6 +168,25 @@ async fn an_external_row_that_leads_back_to_lifeboat_is_refused_straight_or_arou
     let (status, refused) = app.chat("chat", "hello", json!({})).await;
     assert_eq!((status, &refused["error"]["code"]), (StatusCode::LOOP_DETECTED, &json!("request_loop")), "{refused}");
     assert!(refused["error"]["message"].as_str().unwrap().contains("leads to itself"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_server_that_queues_by_itself_is_sent_what_it_takes_at_once() {
+    let app = TestApp::start_with("[supervisor]\nprobe_every = 0.2\n").await;
+    // The row says eight, the engine takes two.
+    let outside =
+        app.start_sim_engine(&["--model", "theirs", "--cache", "shared-pool", "--slots", "2", "--decode-us-per-token", "20000"]).await;
+    let id = app.create_row(&json!({"model_name": "mine", "engine": "external", "url": outside.url(), "slots": 8})).await;
+    app.wait_state(&id, "ready").await;
+    let talking = futures_util::future::join_all((0..16).map(|_| app.chat("mine", "hello", json!({"max_tokens": 80}))));
+    let learned = eventually("a queue inside the engine lowers the limit to what it runs", Duration::from_secs(20), async || {
+        let (_, pool) = app.call(Method::GET, "/api/pools/mine", None).await;
+        let load = pool["rows"][0]["load"].clone();
+        (load["limit"].as_u64()? <= 3 && load["engine_waiting"].as_u64()? <= 1).then_some(load)
+    });
+    let (replies, learned) = tokio::join!(talking, learned);
+    assert!(replies.iter().all(|(status, _)| *status == StatusCode::OK), "{replies:?}");
+    assert!(learned["in_flight"].as_u64().unwrap() <= 8, "{learned}");
 }
 
 #[tokio::test]

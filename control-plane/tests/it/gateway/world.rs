@@ -15,7 +15,7 @@ use lifeboat::ids::{Generation, RowId};
 use lifeboat::keys::Keys;
 use lifeboat::recorder::log::{self, RequestFilter};
 use lifeboat::recorder::{Recorder, Retention, UsageEvent};
-use lifeboat::registry::{Demand, Dialects, Endpoint, PromptCache, Registry, RowLoad, RowState, RowStatus, RowView};
+use lifeboat::registry::{Demand, Dialects, Endpoint, LastQueue, PromptCache, Registry, RowLoad, RowState, RowStatus, RowView};
 use lifeboat::store::Store;
 use lifeboat::telemetry::metrics::Metrics;
 use lifeboat_engines::spec::{DesiredState, EngineKind};
@@ -65,6 +65,7 @@ pub fn endpoint(address: SocketAddr, slots: u32) -> Endpoint {
         cache: PromptCache::Pool { tokens: 100_000 },
         dialects: Dialects::of(EngineKind::Sim),
         load: RowLoad::default(),
+        queue: LastQueue::default(),
         ready_since: Instant::now(),
         ended: CancellationToken::new(),
     }
