@@ -15,7 +15,7 @@ UI_SOURCES := $(UI)/package.json $(UI)/package-lock.json $(UI)/index.html $(UI)/
 UI_MODULES := $(UI)/node_modules/.package-lock.json
 UI_DIST := $(UI)/dist/index.html
 
-.PHONY: help build up test lint console console-test sqlx openapi acceptance benchmark-router benchmark-decision clean need-cargo need-npm
+.PHONY: help build up test lint console console-test sqlx openapi acceptance acceptance-long benchmark-router benchmark-decision clean need-cargo need-npm
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-19s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ acceptance: build ## Measure a release build: cached start, memory, throughput, 
 	cd control-plane/tests/acceptance && for script in cached_start memory throughput disk_full; do \
 		echo "== $$script"; python3 $$script.py || failed="$$failed $$script"; done; \
 		if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+acceptance-long: build ## Two real engines: tokens saved, 5 minutes of kill -9; simulated ones: half an hour of everything
+	cd control-plane/tests/acceptance && python3 conversations.py && python3 killing.py 300 && python3 soak.py
 
 benchmark-router: build ## Compare the router with nginx, sglang-router and vllm-router (installs them; wants an idle machine)
 	$(CARGO) build --release --locked --package lifeboat-bench
