@@ -82,7 +82,6 @@ struct World {
     talks: Vec<Talk>,
     numbers: u64,
     at: usize,
-    slots: usize,
     /// Seconds between two requests: those that run take five.
     every: f64,
     now: f64,
@@ -98,13 +97,14 @@ impl World {
         }
         let slots = rows * engine.slots as usize;
         let half = slots / 2;
-        let mut world = Self { router, name, talks: Vec::new(), numbers: 0, at: 0, slots, every: 5.0 / half as f64, now: 0.0 };
-        // Those that keep running while the others are measured.
+        let mut world = Self { router, name, talks: Vec::new(), numbers: 0, at: 0, every: 5.0 / half as f64, now: 0.0 };
+        // Those that keep decoding while the others are measured.
         for _ in 0..half {
             world.numbers += 1;
             let mut talk = Talk::new(world.numbers);
             let asked = ask(talk.next(&mut world.numbers), world.now);
-            world.start(&asked);
+            let flight = world.start(&asked);
+            world.router.first_byte(flight, world.now);
         }
         // No more than an index of the default size can tell apart.
         for count in 0..half.min(2000) {
@@ -146,11 +146,19 @@ impl World {
         self.router.ended(flight, Outcome::Good, &seen, 0.5, self.now + 0.9 * self.every);
     }
 
-    /// Takes the slots that are left, with requests that have nothing in common with any.
+    /// Takes the slots that are left, with requests that have nothing in common with any. A shared pool has as many as
+    /// it was learned to take.
     fn fill(&mut self) {
         let stranger = Ask { weight: 1, band: 1, deadline: self.now + 120.0, ..Ask::default() };
-        while self.router.in_flight() < self.slots {
-            self.start(&stranger);
+        loop {
+            match self.router.arrive(&self.name, &stranger, ROOM, self.now) {
+                Arrival::Placed(_) => {}
+                Arrival::Waiting(ticket) => {
+                    assert!(self.router.left(&self.name, ticket));
+                    return;
+                }
+                Arrival::Full => panic!("the line is full"),
+            }
         }
     }
 }

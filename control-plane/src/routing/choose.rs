@@ -151,7 +151,8 @@ impl Router {
             }
         }
         let best = match (now_free, later.filter(|_| !free_only)) {
-            (Some(free), Some(busy)) => Some(if busy.cost < free.cost { busy } else { free }),
+            // Waiting while a slot is free is for what has been read already.
+            (Some(free), Some(busy)) => Some(if busy.cost < free.cost && busy.choice.offer.cached > 0.0 { busy } else { free }),
             (free, busy) => free.or(busy),
         };
         let strict = home.filter(|home| {
