@@ -267,6 +267,12 @@ fn misused(message: &str) -> Option<ApiError> {
         let words = format!("this model takes no {kind} input; ask a model that does (its row needs the model's projector, `mmproj`)");
         return Some(ApiError::new(ErrorCode::InvalidRequest, words).with_param("messages"));
     }
+    // "Failed to parse messages: …", "'messages' is required"
+    let misread = said.strip_prefix("failed to parse ").and_then(|rest| rest.split_once(':')).map(|(field, _)| field);
+    let missing = || said.strip_prefix('\'')?.strip_suffix("' is required");
+    if let Some(field) = misread.or_else(missing).filter(|field| ["messages", "tools", "prompt", "input"].contains(field)) {
+        return Some(ApiError::new(ErrorCode::InvalidRequest, message).with_param(field));
+    }
     let task = match said.split_once("does not support ")?.1 {
         rest if rest.starts_with("embedding") => "embedding",
         rest if rest.starts_with("rerank") => "rerank",
@@ -381,6 +387,9 @@ mod tests {
             (500, "image input is not supported - hint: you may need to provide the mmproj", InvalidRequest, 400, "`mmproj`"),
             (500, "audio input is not supported - hint: you may need to provide the mmproj", InvalidRequest, 400, "audio"),
             (501, "This server does not support multimodal. Start it with `--mmproj`", InvalidRequest, 400, "`mmproj`"),
+            (500, "Failed to parse messages: Missing 'role' in message: {}", InvalidRequest, 400, "'role'"),
+            (500, "Failed to parse tools: Expected 'tools' to be an array", InvalidRequest, 400, "'tools'"),
+            (500, "'messages' is required", InvalidRequest, 400, "'messages'"),
             (501, "This server does not support embeddings. Start it with `--embeddings`", UnsupportedEndpoint, 404, "`embedding`"),
             (501, "This server does not support reranking. Start it with `--reranking`", UnsupportedEndpoint, 404, "`rerank`"),
             (501, "This server does not support completions. Start it without `--embeddings`", UnsupportedEndpoint, 404, "`chat`"),
