@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::download::{Downloads, SharedWork};
+use crate::engine_process::child::EngineChild;
 use crate::models::Models;
 use crate::progress::ProgressSender;
-use crate::supervisor::child::EngineChild;
 
 pub use error::EnginesError;
 pub use record::{BuildSource, Proof};

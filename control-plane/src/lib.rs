@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod console;
 pub mod download;
+pub mod engine_process;
 pub mod engines;
 pub mod events;
 pub mod gateway;

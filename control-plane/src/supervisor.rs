@@ -3,24 +3,20 @@
 //! The reconciler says what is wanted of each row; the row's task ([`task`]) works towards it alone: it fetches,
 //! sizes, launches, watches, restarts, drains and ends. Nobody else starts or stops an engine.
 //!
-//! - [`child`] one process behind its guard, [`logs`] what it said
 //! - [`launch`] what comes before the process, [`engine`] its life, [`external`] servers somebody else runs
-//! - [`decide`], [`backoff`], [`stall`], [`fingerprint`] the rules, pure
-//! - [`probe`] how an engine is asked, [`publisher`] how a row is shown
+//! - [`decide`], [`backoff`], [`fingerprint`] the rules, pure; [`publisher`] how a row is shown
+//!
+//! The process itself is [`crate::engine_process`]'s.
 
 mod backoff;
-pub mod child;
 mod decide;
 mod engine;
 mod external;
 pub mod failure;
 mod fingerprint;
 mod launch;
-pub mod logs;
-pub mod probe;
 mod publisher;
 mod run_note;
-pub mod stall;
 mod task;
 
 use std::collections::{HashMap, HashSet};
@@ -32,12 +28,12 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::child::EngineChild;
 pub use self::decide::idle_is_over;
 pub use self::engine::longest_stop;
 use self::task::{End, Order, RowTask, Shared};
 use crate::activator::Activator;
 use crate::config::Config;
+use crate::engine_process::child::EngineChild;
 use crate::engines::Engines;
 use crate::hop::Hop;
 use crate::host::http::Http;

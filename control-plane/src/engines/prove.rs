@@ -17,13 +17,13 @@ use tokio::time::Instant;
 use super::inspect::Death;
 use crate::causes::chain;
 use crate::config::Config;
+use crate::engine_process::child::{ChildSpec, EngineChild, Exit};
+use crate::engine_process::probe::{self, Target};
+use crate::engine_process::stall::{Look, Movement};
 use crate::host::hex::random_key;
 use crate::host::{files, instance, ports, process};
 use crate::models::{LocalModel, Models};
 use crate::progress::ProgressSender;
-use crate::supervisor::child::{ChildSpec, EngineChild, Exit};
-use crate::supervisor::probe::{self, Target};
-use crate::supervisor::stall::{Look, Movement};
 
 /// The model that a package ships, where there is no other.
 const FALLBACK_MODEL: &str = crate::models::fallback();

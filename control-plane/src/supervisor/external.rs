@@ -16,9 +16,10 @@ use tokio_util::sync::CancellationToken;
 use super::Deps;
 use super::engine::bearer;
 use super::failure::Failure;
-use super::probe::{self, Answer, Target};
 use super::publisher::Publisher;
 use crate::causes::chain;
+use crate::engine_process::probe::{self, Answer, Target};
+use crate::host::clock::spoken;
 use crate::host::facts;
 use crate::host::http::Http;
 use crate::registry::{Dialects, Endpoint, LastQueue, PromptCache, RowLoad, RowState};
@@ -83,8 +84,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
         };
         if let Err(problem) = &found {
             let url = spec.url.as_deref().unwrap_or_default();
-            let reason =
-                format!("{url} cannot serve: {problem}; probed every {}", super::failure::spoken(deps.config.supervisor.probe_every));
+            let reason = format!("{url} cannot serve: {problem}; probed every {}", spoken(deps.config.supervisor.probe_every));
             publisher
                 .show_endpoint(None, |status| {
                     status.state = RowState::Failed;

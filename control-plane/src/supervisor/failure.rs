@@ -1,7 +1,6 @@
 //! Why a row cannot serve now, in words for people, and how soon it is worth another try.
 
 use std::error::Error;
-use std::time::Duration;
 
 use lifeboat_engines::sizing::SizingError;
 
@@ -48,25 +47,9 @@ impl Failure {
     }
 }
 
-/// A time as people say it: `2 s`, `5 min`.
-pub fn spoken(time: Duration) -> String {
-    match time.as_secs() {
-        0 => format!("{} ms", time.as_millis()),
-        seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
-        seconds => format!("{seconds} s"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_spoken_in_the_unit_that_fits() {
-        for (time, words) in [(200, "200 ms"), (1000, "1 s"), (90_000, "90 s"), (120_000, "2 min"), (0, "0 ms")] {
-            assert_eq!(spoken(Duration::from_millis(time)), words);
-        }
-    }
 
     #[test]
     fn a_refusal_shows_its_arithmetic_and_its_cure() {

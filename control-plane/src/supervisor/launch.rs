@@ -11,13 +11,13 @@ use lifeboat_engines::spec::{Build, EngineSpec, LaunchInput};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::MissedTickBehavior;
 
-use super::child::{ChildSpec, EngineChild};
 use super::engine::Engine;
 use super::failure::Failure;
 use super::fingerprint::fingerprint;
 use super::publisher::Publisher;
 use super::run_note::RunNote;
 use super::{Deps, log_dir, run_dir};
+use crate::engine_process::child::{ChildSpec, EngineChild};
 use crate::host::hex::random_key;
 use crate::host::{facts, files, instance, ports};
 use crate::models::LocalModel;

@@ -12,14 +12,15 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::backoff::{Deaths, Rest};
-use super::child::EngineChild;
 use super::decide::{EngineSituation, RestKind, Situation, Step, decide, idle_is_over};
 use super::engine::Engine;
-use super::failure::{Failure, Kind, spoken};
+use super::failure::{Failure, Kind};
 use super::fingerprint::fingerprint;
 use super::publisher::Publisher;
 use super::run_note::RunNote;
 use super::{Deps, Want, external, launch, log_dir, run_dir};
+use crate::engine_process::child::EngineChild;
+use crate::host::clock::spoken;
 use crate::host::http::Http;
 use crate::ids::RowId;
 use crate::registry::{Endpoint, RowState};

@@ -5,11 +5,11 @@ mod bench;
 use std::fs;
 use std::time::Duration;
 
+use lifeboat::engine_process::child::{ChildSpec, EngineChild};
 use lifeboat::engines::{EnginesError, InstallRequest, Proof};
 use lifeboat::host::instance::control_file;
 use lifeboat::host::process::Identity;
 use lifeboat::progress::ProgressSender;
-use lifeboat::supervisor::child::{ChildSpec, EngineChild};
 use lifeboat_engines::spec::{EngineKind, LaunchPlan};
 
 use crate::support::{alive, eventually};

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lifeboat::engine_process::child::{ChildSpec, EngineChild, Exit};
 use lifeboat::host::process::Identity;
-use lifeboat::supervisor::child::{ChildSpec, EngineChild, Exit};
 use lifeboat_engines::spec::LaunchPlan;
 use rustix::process::Signal;
 use serde_json::Value;

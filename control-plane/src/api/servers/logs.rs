@@ -19,8 +19,8 @@ use super::find;
 use crate::api::error::{ApiError, ErrorEnvelope};
 use crate::api::extract::{Params, ServerId};
 use crate::api::state::ApiState;
+use crate::engine_process::logs::{self, Tail};
 use crate::supervisor::log_dir;
-use crate::supervisor::logs::{self, Tail};
 
 /// Lines where the caller does not say.
 const DEFAULT_LINES: usize = 200;

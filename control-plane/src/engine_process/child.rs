@@ -49,7 +49,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// Longest answer, bytes.
 const ANSWER_BYTES: u64 = 1 << 20;
 /// From the second stop signal to the kill.
-pub(super) const SECOND_SIGNAL: Duration = Duration::from_secs(1);
+pub const SECOND_SIGNAL: Duration = Duration::from_secs(1);
 /// From the kill until its guard must have gone too; the guard itself gives up on unkillable processes after 10 s.
 const SWEEP: Duration = Duration::from_secs(15);
 

@@ -67,7 +67,7 @@ pub enum ProbeError {
     #[error("could not connect")]
     Connect(#[source] std::io::Error),
     /// Not in time.
-    #[error("no answer within {}", super::failure::spoken(*.0))]
+    #[error("no answer within {}", crate::host::clock::spoken(*.0))]
     Timeout(Duration),
     /// The connection broke, or what came was no HTTP.
     #[error("the answer broke off")]
