@@ -2,7 +2,8 @@
 //!
 //! It starts the same server as `serve`, then goes through the same API as everybody else: it creates a row
 //! where none is there and follows that row's own progress. So a first start has no path of its own, and a
-//! second start of the same command only waits for the row that is there.
+//! second start of the same command only waits for the row that is there. Only which model to suggest, where none is
+//! named, it asks the server's own `models` without the API.
 
 mod banner;
 mod naming;
