@@ -50,21 +50,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("models", &["causes", "config", "download", "host", "progress"]),
     (
         "supervisor",
-        &[
-            "activator",
-            "causes",
-            "config",
-            "engine_process",
-            "engines",
-            "guard",
-            "hop",
-            "host",
-            "ids",
-            "models",
-            "progress",
-            "registry",
-            "store",
-        ],
+        &["activator", "causes", "config", "engine_process", "engines", "hop", "host", "ids", "models", "progress", "registry", "store"],
     ),
     ("reconciler", &["activator", "causes", "ids", "registry", "store", "supervisor"]),
     (
