@@ -41,6 +41,8 @@ pub struct Config {
     pub supervisor: SupervisorConfig,
     /// Where builds and models come from.
     pub sources: SourcesConfig,
+    /// Who is told of finished requests.
+    pub telemetry: TelemetryConfig,
 }
 
 impl Config {
@@ -55,6 +57,7 @@ impl Config {
             security: SecurityConfig::default(),
             supervisor: SupervisorConfig::default(),
             sources: SourcesConfig::default(),
+            telemetry: TelemetryConfig::default(),
         }
     }
 
@@ -237,6 +240,23 @@ impl Default for GatewayConfig {
             learn_limits: true,
             home_wait: Duration::from_secs(30),
         }
+    }
+}
+
+/// Who is told of finished requests.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TelemetryConfig {
+    /// Base URL of a collector that takes OTLP over HTTP as JSON, for example `http://127.0.0.1:4318`; traces go to
+    /// `/v1/traces` below it. `LIFEBOAT_OTLP_ENDPOINT`. Default none: no traces.
+    pub otlp_endpoint: Option<String>,
+    /// Finished requests that may wait for the collector; further ones are dropped and counted. Default 2048.
+    pub otlp_queue: usize,
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self { otlp_endpoint: None, otlp_queue: 2048 }
     }
 }
 

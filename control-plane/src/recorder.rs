@@ -26,6 +26,7 @@ use crate::host::clock::unix_millis;
 use crate::store::requests::Keep;
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::otlp::Spans;
 
 pub use event::{CLIENT_LEFT, UsageEvent};
 
@@ -78,6 +79,7 @@ impl Recorder {
         metrics: Arc<Metrics>,
         store: Arc<Store>,
         retention: Retention,
+        spans: Option<Spans>,
         tracker: &TaskTracker,
         token: CancellationToken,
     ) -> Arc<Self> {
@@ -87,6 +89,7 @@ impl Recorder {
             metrics: Arc::clone(&metrics),
             store,
             retention,
+            spans,
             batch: Batch::default(),
             waiting: Vec::new(),
             write_at: None,
@@ -122,6 +125,7 @@ struct Writer {
     metrics: Arc<Metrics>,
     store: Arc<Store>,
     retention: Retention,
+    spans: Option<Spans>,
     batch: Batch,
     /// Readers that wait for the next write.
     waiting: Vec<oneshot::Sender<()>>,
@@ -161,6 +165,9 @@ impl Writer {
         match message {
             Message::Ended(event) => {
                 self.metrics.observe(&event);
+                if let Some(spans) = &self.spans {
+                    spans.take(&event);
+                }
                 if !self.batch.push(&event) {
                     self.metrics.events_lost(1);
                 }
@@ -251,7 +258,7 @@ mod tests {
         let store = Arc::new(Store::open(&dir.path().join("lifeboat.db")).await.unwrap());
         let (tracker, token) = (TaskTracker::new(), CancellationToken::new());
         let metrics = Arc::new(Metrics::new(Arc::new(Registry::default())));
-        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, &tracker, token.clone());
+        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, None, &tracker, token.clone());
         World { _dir: dir, store, metrics, recorder, tracker, token }
     }
 

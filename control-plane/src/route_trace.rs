@@ -12,6 +12,38 @@ use utoipa::ToSchema;
 
 use crate::ids::RowId;
 
+/// Where a request belongs in its client's trace: the W3C header `traceparent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceParent {
+    /// The trace.
+    pub trace: u128,
+    /// The client's span.
+    pub span: u64,
+    /// Whether it is to be kept.
+    pub sampled: bool,
+}
+
+impl TraceParent {
+    /// Reads the header; `None` = it is not of that form.
+    pub fn read(header: &str) -> Option<Self> {
+        let mut parts = header.trim().split('-');
+        let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let sizes = version.len() == 2 && trace.len() == 32 && span.len() == 16 && flags.len() == 2;
+        // Later versions may add parts, the first one has none.
+        let whole = version != "ff" && (version != "00" || parts.next().is_none());
+        let hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !(sizes && whole && [version, trace, span, flags].into_iter().all(hex)) {
+            return None;
+        }
+        let read = Self {
+            trace: u128::from_str_radix(trace, 16).ok()?,
+            span: u64::from_str_radix(span, 16).ok()?,
+            sampled: u8::from_str_radix(flags, 16).ok()? & 1 == 1,
+        };
+        (read.trace != 0 && read.span != 0).then_some(read)
+    }
+}
+
 /// What the choice aimed at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -77,6 +109,26 @@ impl RouteTrace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clients_trace_is_read_and_nonsense_is_not() {
+        let sane = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let read = TraceParent::read(sane).unwrap();
+        assert_eq!((read.trace, read.span, read.sampled), (0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c, 0xb7ad_6b71_6920_3331, true));
+        assert!(!TraceParent::read(&sane.replace("-01", "-00")).unwrap().sampled);
+        assert!(TraceParent::read(&format!("cc{}-later", &sane[2..])).is_some());
+        for wrong in [
+            "",
+            "00",
+            &sane[..54],
+            &format!("{sane}-more"),
+            &sane.replace("00-0a", "ff-0a"),
+            &sane.replace("b7ad", "+7ad"),
+            &format!("00-{:032}-b7ad6b7169203331-01", 0),
+        ] {
+            assert_eq!(TraceParent::read(wrong), None, "{wrong}");
+        }
+    }
 
     fn trace() -> RouteTrace {
         RouteTrace {

@@ -1,9 +1,11 @@
 //! Logs and metrics.
 //!
 //! Logs go to standard error through `tracing`, so that the output of a command stays clean; no prompt, key or body is
-//! ever logged. Metrics live in [`metrics`].
+//! ever logged. Metrics live in [`metrics`], traces for a collector in
+//! [`otlp`].
 
 pub mod metrics;
+pub mod otlp;
 
 use std::io::IsTerminal;
 

@@ -32,6 +32,7 @@ use crate::registry::Registry;
 use crate::store::Store;
 use crate::supervisor::{Deps, Supervisor};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::otlp::Spans;
 
 /// How often the last use of keys is written.
 const FLUSH_EVERY: Duration = Duration::from_secs(60);
@@ -78,7 +79,8 @@ impl Parts {
             days: config.gateway.request_log_max_days,
             usage_days: config.gateway.usage_max_days,
         };
-        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), retention, tracker, hard.clone());
+        let spans = Spans::start(&config.telemetry, Http::new(config.sources.connect), &metrics, tracker, hard.clone());
+        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), retention, spans, tracker, hard.clone());
         let pools = Pools::new(Arc::clone(&registry), activator.clone(), Arc::clone(&metrics), config.gateway.clone());
         let (running, ended) = (config.http.running_jobs, config.http.ended_jobs);
         let jobs = Jobs::new(running, ended, Arc::clone(&events), tracker.clone(), lifecycle.soft.child_token());

@@ -88,6 +88,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("gateway.resume_bytes", gateway.resume_bytes as u64, 0, TIB),
         ("gateway.prefix_index_bytes", gateway.prefix_index_bytes as u64, 64 << 10, 4096 * MIB),
         ("gateway.conversations", gateway.conversations as u64, 64, 16_777_216),
+        ("telemetry.otlp_queue", config.telemetry.otlp_queue as u64, 1, 1_048_576),
         ("sources.attempts", sources.attempts as u64, 1, 1000),
         ("sources.disk_margin_bytes", sources.disk_margin_bytes, 0, TIB),
         ("supervisor.restart_limit", supervisor.restart_limit.into(), 1, 1000),

@@ -10,7 +10,7 @@ use etcetera::BaseStrategy;
 use serde::Deserialize;
 
 use super::bounds::{self, OutOfBounds};
-use super::{BaseArgs, Config, ConfigArgs, GatewayConfig, HttpConfig, SecurityConfig, SourcesConfig, SupervisorConfig};
+use super::{BaseArgs, Config, ConfigArgs, GatewayConfig, HttpConfig, SecurityConfig, SourcesConfig, SupervisorConfig, TelemetryConfig};
 
 /// Name of the settings file in the data directory.
 pub const FILE_NAME: &str = "lifeboat.toml";
@@ -56,6 +56,7 @@ struct File {
     security: SecurityConfig,
     supervisor: SupervisorConfig,
     sources: SourcesConfig,
+    telemetry: TelemetryConfig,
 }
 
 /// `listen` of the settings file.
@@ -91,6 +92,7 @@ impl Config {
             security: file.security,
             supervisor: file.supervisor,
             sources: file.sources,
+            telemetry: file.telemetry,
         };
         config.take_args(args);
         config.take_variables(variable);
@@ -108,6 +110,9 @@ impl Config {
     }
 
     fn take_variables(&mut self, variable: &dyn Fn(&str) -> Option<String>) {
+        if let Some(url) = variable("LIFEBOAT_OTLP_ENDPOINT") {
+            self.telemetry.otlp_endpoint = Some(url);
+        }
         let sources = &mut self.sources;
         if let Some(token) = variable("HF_TOKEN") {
             sources.hf_token = Some(token);

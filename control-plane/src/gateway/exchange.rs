@@ -70,6 +70,7 @@ const NOT_RETURNED: [HeaderName; 14] = [
 pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, request: Request) -> Response {
     let (id, id_value) = request_id(request.headers());
     let mut meter = Meter::start(Arc::clone(&gateway.recorder), &gateway.active, route.path, id);
+    meter.belongs_to(request.headers());
     let span = meter.span().clone();
     let caller = gateway.keys.authorize(request.headers(), Scope::Inference);
     let asking = caller.clone();

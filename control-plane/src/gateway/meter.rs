@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use lifeboat_engines::dialect::{ErrorCode, Usage};
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ use super::permit::Permit;
 use crate::host::clock;
 use crate::keys::{Principal, Priority, Running};
 use crate::recorder::{CLIENT_LEFT, Recorder, UsageEvent};
-use crate::route_trace::RouteTrace;
+use crate::route_trace::{RouteTrace, TraceParent};
 
 /// One request under measurement. Its drop is the end of the request.
 #[derive(Debug)]
@@ -60,8 +60,15 @@ impl Meter {
             key: None,
             priority: Priority::default(),
             route: None,
+            parent: None,
         };
         Self { recorder, arrived, span, event: Some(event), running: None, charge: Charge::default(), entry }
+    }
+
+    /// Where it belongs in its client's trace.
+    pub(super) fn belongs_to(&mut self, headers: &HeaderMap) {
+        let parent = headers.get("traceparent").and_then(|value| TraceParent::read(value.to_str().ok()?));
+        self.set(|event, _| event.parent = parent);
     }
 
     /// When the request arrived.

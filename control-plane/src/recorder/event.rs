@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::ids::RowId;
 use crate::keys::Priority;
-use crate::route_trace::RouteTrace;
+use crate::route_trace::{RouteTrace, TraceParent};
 
 /// The status of a request whose client left before the reply was done.
 pub const CLIENT_LEFT: u16 = 499;
@@ -58,6 +58,9 @@ pub struct UsageEvent {
     pub priority: Priority,
     /// Why the row was chosen, where one was.
     pub route: Option<RouteTrace>,
+    /// Where it belongs in its client's trace; not kept in the log.
+    #[serde(skip)]
+    pub parent: Option<TraceParent>,
 }
 
 impl UsageEvent {

@@ -27,5 +27,6 @@ pub(crate) fn event(status: u16) -> UsageEvent {
         key: None,
         priority: Priority::Default,
         route: None,
+        parent: None,
     }
 }

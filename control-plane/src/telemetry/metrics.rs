@@ -36,6 +36,7 @@ pub struct Metrics {
     queue_length: Family<ModelLabels, Gauge>,
     held_bytes: Gauge,
     events_lost: Counter,
+    traces_lost: Counter,
 }
 
 impl fmt::Debug for Metrics {
@@ -49,12 +50,14 @@ impl Metrics {
     pub fn new(registry: Arc<Registry>) -> Self {
         let mut families = Families::with_prefix("lifeboat");
         let requests = Requests::register(&mut families);
-        let (queue_length, held_bytes, events_lost) = (Family::default(), Gauge::default(), Counter::default());
+        let (queue_length, held_bytes) = (Family::default(), Gauge::default());
+        let (events_lost, traces_lost) = (Counter::default(), Counter::default());
         families.register("queue_length", "Requests waiting for a slot", queue_length.clone());
         families.register("held_request_bytes", "Bytes of request bodies held", held_bytes.clone());
         families.register("usage_events_lost", "Usage events that were not counted or not written to the log", events_lost.clone());
+        families.register("traces_lost", "Requests whose trace the collector did not take", traces_lost.clone());
         families.register_collector(Box::new(rows::Rows::new(registry)));
-        Self { families, requests, queue_length, held_bytes, events_lost }
+        Self { families, requests, queue_length, held_bytes, events_lost, traces_lost }
     }
 
     /// All metrics as `OpenMetrics` text.
@@ -83,6 +86,11 @@ impl Metrics {
     /// So many fewer are.
     pub fn release_bytes(&self, bytes: usize) {
         self.held_bytes.dec_by(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// Counts requests whose trace was dropped.
+    pub fn traces_lost(&self, count: u64) {
+        self.traces_lost.inc_by(count);
     }
 
     /// Counts usage events that were dropped.

@@ -1,5 +1,9 @@
 //! The request log, what is under way, and what keys used: against a real control plane with a simulated engine.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -221,4 +225,49 @@ async fn what_keys_used_is_summed_by_day_and_model_and_shown_by_rest_and_command
     assert_eq!(lifeboat(&["requests", "--active"]), "none\n");
     let unknown = app.command(&["requests", "--cancel", "nobody"]).output().unwrap();
     assert_eq!(unknown.status.code(), Some(4));
+}
+
+/// A collector that keeps what it is sent; it is busy for the first batch.
+async fn collector() -> (String, Arc<Mutex<Vec<Value>>>) {
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let shared = Arc::clone(&kept);
+    let busy = Arc::new(AtomicBool::new(true));
+    let take = axum::routing::post(async move |axum::Json(document): axum::Json<Value>| {
+        if busy.swap(false, Ordering::SeqCst) {
+            return StatusCode::SERVICE_UNAVAILABLE;
+        }
+        shared.lock().push(document);
+        StatusCode::OK
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let routes = axum::Router::new().route("/v1/traces", take);
+    #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    (url, kept)
+}
+
+#[tokio::test]
+async fn finished_requests_reach_a_collector_in_the_clients_trace_and_what_it_does_not_take_is_counted() {
+    let (url, kept) = collector().await;
+    let app = TestApp::start_with(&format!("[telemetry]\notlp_endpoint = \"{url}\"\n")).await;
+    app.ready_sim_row("chat", &[]).await;
+    let (status, _) = app.chat("chat", "one that is lost", json!({})).await;
+    assert_eq!(status, StatusCode::OK);
+    eventually("a batch the collector refuses is counted", STEP, async || {
+        let text = app.client.get(app.url("/metrics")).send().await.ok()?.text().await.ok()?;
+        text.contains("lifeboat_traces_lost_total 1").then_some(())
+    })
+    .await;
+    let body = json!({"model": "chat", "messages": [{"role": "user", "content": "a secret"}], "max_tokens": 4});
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let reply = app.client.post(app.url("/v1/chat/completions")).header("traceparent", trace).json(&body).send().await.unwrap();
+    assert_eq!(reply.status(), StatusCode::OK);
+    let document = eventually("the collector has the next one", STEP, async || kept.lock().first().cloned()).await;
+    let spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap();
+    let names: Vec<_> = spans.iter().map(|span| span["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["chat chat", "queue", "upstream"], "{document:#}");
+    assert!(spans.iter().all(|span| span["traceId"] == "0af7651916cd43dd8448eb211c80319c"), "{document:#}");
+    assert_eq!(spans[0]["parentSpanId"], "b7ad6b7169203331");
+    assert!(!document.to_string().contains("secret"), "{document:#}");
 }

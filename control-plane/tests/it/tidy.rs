@@ -41,7 +41,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("store", &["host", "ids", "keys", "registry"]),
     ("download", &["config", "host", "progress"]),
     // A recorder hands the metrics what happened; the metrics know the type of it.
-    ("telemetry", &["recorder", "registry"]),
+    ("telemetry", &["causes", "config", "host", "recorder", "registry", "route_trace"]),
     ("recorder", &["host", "ids", "keys", "route_trace", "store", "telemetry"]),
     ("guard", &["host"]),
     ("engine_process", &["guard", "hop", "host", "registry"]),

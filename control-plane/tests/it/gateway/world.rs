@@ -100,7 +100,7 @@ impl World {
         let (tracker, token) = (TaskTracker::new(), CancellationToken::new());
         let registry = Arc::new(Registry::default());
         let metrics = Arc::new(Metrics::new(Arc::clone(&registry)));
-        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, &tracker, token.clone());
+        let recorder = Recorder::start(Arc::clone(&metrics), Arc::clone(&store), RETENTION, None, &tracker, token.clone());
         let active = Arc::<ActiveRequests>::default();
         let activator = Activator::default();
         let pools = Pools::new(Arc::clone(&registry), activator.clone(), Arc::clone(&metrics), config.gateway.clone());
