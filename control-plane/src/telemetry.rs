@@ -46,7 +46,9 @@ pub enum TelemetryError {
 pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), TelemetryError> {
     let filter = filter.filter(|text| !text.trim().is_empty()).unwrap_or(DEFAULT_FILTER);
     let parsed = EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    // A line that cannot be written (a full disk, a terminal that is gone) is lost. Told of on standard error, as is the
+    // default, it would end the task that logged it.
+    let lines = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).log_internal_errors(false);
     match format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),

@@ -1,8 +1,9 @@
-//! Who has seen which block: one table of fixed size, allocated once.
+//! Who has seen which block: one table of fixed size.
 //!
 //! Eight entries share a set; a new block replaces the one of the set that was inserted longest ago. An entry names up
 //! to four holders: a prefix that more rows than that hold is popular, and popularity is looked at elsewhere. Nothing is ever
-//! swept: whether a holder still holds a block is the caller's to judge from the stamp. Memory never grows.
+//! swept: whether a holder still holds a block is the caller's to judge from the stamp. A set takes memory once something is
+//! in it, so that a table that is hardly used costs next to nothing; all of them together never pass the bound.
 
 use super::RowIndex;
 
@@ -10,8 +11,6 @@ use super::RowIndex;
 const WAYS: usize = 8;
 /// Holders of one block.
 pub const HOLDERS: usize = 4;
-/// Bytes of one entry.
-pub const ENTRY_BYTES: usize = size_of::<Entry>();
 
 /// A row that has seen a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,26 +51,34 @@ impl Entry {
     }
 }
 
+#[derive(Debug)]
+struct Set {
+    entries: [Entry; WAYS],
+    /// Where the next new block goes: the place filled longest ago.
+    next: u8,
+}
+
+/// Bytes of a set, with the pointer to it and what an allocator keeps beside it.
+const SET_BYTES: usize = size_of::<Set>() + 3 * size_of::<usize>();
+
 /// The table.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    sets: Vec<[Entry; WAYS]>,
-    /// Where the next new block of a set goes, by set: the place filled longest ago.
-    next: Vec<u8>,
+    sets: Vec<Option<Box<Set>>>,
 }
 
 impl PrefixIndex {
     /// A table of at most that many bytes (at least one set).
     pub fn new(bytes: usize) -> Self {
-        let sets = (bytes / (ENTRY_BYTES * WAYS + 1)).max(1);
+        let sets = (bytes / SET_BYTES).max(1);
         // The largest power of two within: a set is then found by a mask.
         let sets = 1 << sets.ilog2();
-        Self { sets: vec![[EMPTY; WAYS]; sets], next: vec![0; sets] }
+        Self { sets: std::iter::repeat_with(|| None).take(sets).collect() }
     }
 
-    /// Bytes it takes.
+    /// Bytes it takes at most.
     pub fn bytes(&self) -> usize {
-        self.sets.len() * (ENTRY_BYTES * WAYS + 1)
+        self.sets.len() * SET_BYTES
     }
 
     fn set(&self, block: u64) -> usize {
@@ -79,7 +86,7 @@ impl PrefixIndex {
     }
 
     fn find(&self, block: u64) -> Option<&Entry> {
-        self.sets.get(self.set(block))?.iter().find(|entry| entry.block == block && entry.rows[0] != u16::MAX)
+        self.sets.get(self.set(block))?.as_ref()?.entries.iter().find(|entry| entry.block == block && entry.rows[0] != u16::MAX)
     }
 
     /// The holders of a block, newest first; those whose row is `u16::MAX` are none.
@@ -113,14 +120,15 @@ impl PrefixIndex {
     /// Notes that a row has this block now.
     pub fn insert(&mut self, block: u64, holder: Holder) {
         let at = self.set(block);
-        let (Some(set), Some(next)) = (self.sets.get_mut(at), self.next.get_mut(at)) else { return };
-        if let Some(entry) = set.iter_mut().find(|entry| entry.block == block) {
+        let Some(set) = self.sets.get_mut(at) else { return };
+        let set = set.get_or_insert_with(|| Box::new(Set { entries: [EMPTY; WAYS], next: 0 }));
+        if let Some(entry) = set.entries.iter_mut().find(|entry| entry.block == block) {
             entry.add(holder);
             return;
         }
-        let place = usize::from(*next) % WAYS;
-        *next = next.wrapping_add(1);
-        if let Some(entry) = set.get_mut(place) {
+        let place = usize::from(set.next) % WAYS;
+        set.next = set.next.wrapping_add(1);
+        if let Some(entry) = set.entries.get_mut(place) {
             *entry = Entry { block, ..EMPTY };
             entry.add(holder);
         }
@@ -141,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_as_small_as_the_memory_was_planned_for() {
-        assert_eq!(ENTRY_BYTES, 32);
+        assert_eq!(size_of::<Entry>(), 32);
         assert!(PrefixIndex::new(8 << 20).bytes() <= 8 << 20);
     }
 

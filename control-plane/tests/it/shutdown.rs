@@ -42,6 +42,17 @@ async fn a_pipe_or_a_device_as_a_model_is_refused_and_keeps_nothing_from_its_end
 }
 
 #[tokio::test]
+async fn a_log_that_cannot_be_written_ends_neither_requests_nor_the_stop() {
+    let mut app = TestApp::prepare("");
+    app.serve_with_log(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap()).await;
+    app.ready_sim_row("chat", &[]).await;
+    let (status, reply) = app.chat("chat", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::OK, "{reply}");
+    assert!(app.stop().success());
+    assert_eq!(app.processes(), []);
+}
+
+#[tokio::test]
 async fn a_stop_in_the_middle_of_a_load_leaves_nothing() {
     let mut app = TestApp::start().await;
     let id = app.create_sim_row("chat", &["--load-ms", "600000", "--spawn-grandchild"]).await;

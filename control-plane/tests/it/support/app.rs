@@ -100,9 +100,14 @@ impl TestApp {
 
     /// Starts (again) and waits until it listens.
     pub async fn serve(&mut self) {
+        let out = File::options().create(true).append(true).open(self.log_file()).unwrap();
+        self.serve_with_log(out).await;
+    }
+
+    /// The same, with its output in a file of the caller's.
+    pub async fn serve_with_log(&mut self, out: File) {
         assert!(self.served.is_none(), "it runs already");
         let log = self.log_file();
-        let out = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = self.command(&["serve"]);
         command.stdout(out.try_clone().unwrap()).stderr(out);
         self.served = Some(Served::start(&mut command).unwrap());
