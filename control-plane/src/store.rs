@@ -16,9 +16,9 @@ pub mod status;
 use std::path::Path;
 use std::time::Duration;
 
-use sqlx::SqlitePool;
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Connection, SqliteConnection, SqlitePool};
 
 pub use error::StoreError;
 
@@ -64,6 +64,7 @@ impl Store {
             .max_lifetime(None)
             .acquire_timeout(WAIT)
             .test_before_acquire(false)
+            .after_release(|connection, _| Box::pin(is_at_rest(connection)))
             .connect_with(options.clone())
             .await
             .map_err(StoreError::sql("opening it"))?;
@@ -83,6 +84,14 @@ impl Store {
         self.readers.close().await;
         self.writer.close().await;
     }
+}
+
+/// Whether a connection may be used again. A full disk makes SQLite end a transaction by itself; sqlx then fails to roll it
+/// back, and takes the next one for a part of it, which nobody ever commits. Such a connection is closed.
+async fn is_at_rest(connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
+    // A rollback that was only asked for has been tried once this is answered.
+    connection.ping().await?;
+    Ok(!connection.is_in_transaction())
 }
 
 /// Applies the missing steps, after making sure that none is there which this binary does not know.

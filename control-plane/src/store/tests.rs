@@ -225,3 +225,15 @@ async fn every_statement_that_was_checked_once_still_fits_the_migrations() {
     }
     assert!(checked > 10, "{checked} statements");
 }
+
+#[tokio::test]
+async fn what_is_written_after_sqlite_ended_a_transaction_by_itself_is_there_for_others() {
+    let (_dir, store) = store().await;
+    // As on a full disk: the transaction is over before it is dropped, so that its rollback fails; the next one is dropped too.
+    let mut ended = store.writer.begin().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *ended).await.unwrap();
+    drop(ended);
+    drop(store.writer.begin().await.unwrap());
+    let row = store.create_server(&spec("later")).await.unwrap();
+    assert_eq!(store.find_server(row.id).await.unwrap(), Some(row));
+}
