@@ -8,7 +8,8 @@
 //! last prompt and answer, and only what a new prompt adds is paid for; slots are chosen, saved to host memory and
 //! fetched from there by its rules ([`model`]); surplus requests wait as they do there; all slots share one decode step;
 //! the first SIGTERM stops decoding and waits for the clients, the second ends the process. With `--cache shared-pool`
-//! it remembers as `vLLM` does, and counts under that engine's names.
+//! it remembers as `vLLM` does, and counts under that engine's names. A chat request that forces a tool call or JSON gets
+//! it, written from its schema ([`tools`]).
 //!
 //! Faults come by flag (`--help` lists them) or with a request, as `"sim_fault"` in the body, as the header
 //! `x-sim-fault`, or as `[[sim:…]]` anywhere in the prompt; [`faults`] lists them.
@@ -26,6 +27,7 @@ mod request;
 mod routes;
 mod slots;
 mod text;
+mod tools;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -39,7 +39,7 @@ pub enum Value {
 }
 
 /// The flags of the simulated engine a row may use, and what follows each.
-pub const FLAGS: [(&str, Value); 27] = [
+pub const FLAGS: [(&str, Value); 28] = [
     ("--prefill-us-per-char", Value::Number),
     ("--decode-us-per-token", Value::Number),
     ("--batch-slowdown", Value::Number),
@@ -53,6 +53,7 @@ pub const FLAGS: [(&str, Value); 27] = [
     ("--copy-us-per-token", Value::Number),
     ("--pool-tokens", Value::Number),
     ("--early-head", Value::None),
+    ("--chat-only", Value::None),
     ("--crash-after", Value::Number),
     ("--crash-at-start", Value::None),
     ("--exit-zero-after", Value::Number),

@@ -82,6 +82,9 @@ pub struct Settings {
     /// Send the head of a stream when its prompt gets a slot, as llama-server does, and not when the prompt is read.
     #[arg(long)]
     pub early_head: bool,
+    /// Have no endpoints for Anthropic's Messages and OpenAI's Responses, as engines that only know chat completions.
+    #[arg(long)]
+    pub chat_only: bool,
     /// MiB of memory to take while loading.
     #[arg(long, default_value_t = 0)]
     pub memory_mib: usize,

@@ -3,10 +3,13 @@
 //! The frame of a word is put together from two prepared halves: it is all that is written hundreds of times a
 //! second for each of hundreds of streams.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::slots::Usage;
+use super::tools::Script;
 
 /// The shape of request and reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,7 @@ pub struct Reply {
     include_usage: bool,
     /// How it will end, should nothing go wrong.
     pub finish: Finish,
+    script: Option<Script>,
     word: (String, String),
 }
 
@@ -65,8 +69,8 @@ pub struct Reply {
 const MARK: &str = "\u{1}WORD\u{1}";
 
 impl Reply {
-    /// A reply with its frames prepared.
-    pub fn new(dialect: Dialect, id: &str, model: &str, created: i64, include_usage: bool, finish: Finish) -> Self {
+    /// A reply with its frames prepared; its text is that of the script, where there is one (chat only).
+    pub fn new(dialect: Dialect, id: &str, model: &str, created: i64, include_usage: bool, finish: Finish, script: Option<Script>) -> Self {
         let mut reply = Self {
             dialect,
             id: id.to_owned(),
@@ -74,6 +78,7 @@ impl Reply {
             created,
             include_usage,
             finish,
+            script,
             word: (String::new(), String::new()),
         };
         let frame = reply.word_frame();
@@ -87,6 +92,9 @@ impl Reply {
 
     fn word_frame(&self) -> String {
         match self.dialect {
+            Dialect::Chat if self.called().is_some() => {
+                data(&self.chat_chunk(&json!({"tool_calls": [{"index": 0, "function": {"arguments": MARK}}]}), None))
+            }
             Dialect::Chat => data(&self.chat_chunk(&json!({ "content": MARK }), None)),
             Dialect::Completion => data(&self.completion_chunk(MARK, None)),
             Dialect::Native => data(&json!({"index": 0, "content": MARK, "tokens": [], "stop": false, "id_slot": -1})),
@@ -99,17 +107,40 @@ impl Reply {
         }
     }
 
-    /// The frame of one word. Words need no escaping.
+    /// The tool that is called.
+    fn called(&self) -> Option<&str> {
+        self.script.as_ref()?.call.as_deref()
+    }
+
+    /// What is said where the engine says `word`: the next piece of the script, if there is one.
+    pub fn said(&mut self, word: &'static str) -> Cow<'static, str> {
+        self.script.as_mut().and_then(Script::next_piece).map_or(Cow::Borrowed(word), Cow::Owned)
+    }
+
+    /// The frame of one word. Words need no escaping, pieces of a script do.
     pub fn word(&self, word: &str, into: &mut Vec<u8>) {
         into.extend_from_slice(self.word.0.as_bytes());
-        into.extend_from_slice(word.as_bytes());
+        if self.script.is_some() {
+            let quoted = json!(word).to_string();
+            into.extend_from_slice(&quoted.as_bytes()[1..quoted.len() - 1]);
+        } else {
+            into.extend_from_slice(word.as_bytes());
+        }
         into.extend_from_slice(self.word.1.as_bytes());
     }
 
     /// The frames before the first word.
     pub fn begin(&self, usage: &Usage) -> String {
         match self.dialect {
-            Dialect::Chat => data(&self.chat_chunk(&json!({"role": "assistant", "content": null}), None)),
+            Dialect::Chat => {
+                let mut delta = json!({"role": "assistant", "content": null});
+                if let Some(name) = self.called() {
+                    let mut call = self.call(name, "");
+                    call["index"] = json!(0);
+                    delta["tool_calls"] = json!([call]);
+                }
+                data(&self.chat_chunk(&delta, None))
+            }
             Dialect::Completion | Dialect::Native => String::new(),
             Dialect::Messages => {
                 event(&json!({"type": "message_start", "message": {
@@ -195,7 +226,7 @@ impl Reply {
     pub fn whole(&self, text: &str, usage: &Usage) -> Value {
         match self.dialect {
             Dialect::Chat => json!({
-                "choices": [{"finish_reason": self.finish.openai(), "index": 0, "message": {"role": "assistant", "content": text}}],
+                "choices": [{"finish_reason": self.chat_finish(self.finish), "index": 0, "message": self.message(text)}],
                 "created": self.created, "model": self.model, "system_fingerprint": FINGERPRINT, "object": "chat.completion",
                 "usage": openai_usage(usage), "id": self.id, "timings": timings(usage),
             }),
@@ -213,9 +244,25 @@ impl Reply {
         }
     }
 
+    fn message(&self, text: &str) -> Value {
+        match self.called() {
+            Some(name) => json!({"role": "assistant", "content": null, "tool_calls": [self.call(name, text)]}),
+            None => json!({"role": "assistant", "content": text}),
+        }
+    }
+
+    fn call(&self, name: &str, arguments: &str) -> Value {
+        let id = self.id.replace("chatcmpl-", "call_");
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    }
+
+    fn chat_finish(&self, finish: Finish) -> &'static str {
+        if finish == Finish::Stop && self.called().is_some() { "tool_calls" } else { finish.openai() }
+    }
+
     fn chat_chunk(&self, delta: &Value, finish: Option<Finish>) -> Value {
         json!({
-            "choices": [{"finish_reason": finish.map(Finish::openai), "index": 0, "delta": delta}],
+            "choices": [{"finish_reason": finish.map(|finish| self.chat_finish(finish)), "index": 0, "delta": delta}],
             "created": self.created, "id": self.id, "model": self.model, "system_fingerprint": FINGERPRINT,
             "object": "chat.completion.chunk",
         })
@@ -324,7 +371,7 @@ mod tests {
 
     /// The JSON of each frame of a stream of one word.
     fn frames(dialect: Dialect, include_usage: bool) -> Vec<String> {
-        let reply = Reply::new(dialect, "resp_1", "a \"b\"/é", 5, include_usage, Finish::Length);
+        let reply = Reply::new(dialect, "resp_1", "a \"b\"/é", 5, include_usage, Finish::Length, None);
         let mut text = reply.begin(&USAGE).into_bytes();
         reply.word(" oar", &mut text);
         text.extend_from_slice(reply.end(" oar", &USAGE).as_bytes());
@@ -354,6 +401,41 @@ mod tests {
     }
 
     #[test]
+    fn a_call_is_named_first_and_told_in_pieces_that_make_json() {
+        let body = json!({
+            "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"enum": ["\"é\"\n"]}}, "required": ["a"]}}}],
+            "tool_choice": "required",
+        });
+        let script = Script::of(&serde_json::from_value(body).unwrap()).unwrap();
+        let tokens = script.tokens();
+        let mut reply = Reply::new(Dialect::Chat, "chatcmpl-1", "m", 5, true, Finish::Stop, Some(script));
+        let (mut text, mut frames) = (String::new(), reply.begin(&USAGE).into_bytes());
+        for _ in 0..tokens {
+            let said = reply.said(" oar");
+            reply.word(&said, &mut frames);
+            text.push_str(&said);
+        }
+        frames.extend_from_slice(reply.end(&text, &USAGE).as_bytes());
+        let frames = String::from_utf8(frames).unwrap();
+        let frames: Vec<Value> =
+            frames.split_terminator("\n\n").filter_map(|frame| serde_json::from_str(&frame["data: ".len()..]).ok()).collect();
+        let call = json!({"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}});
+        assert_eq!(frames[0]["choices"][0]["delta"], json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+        let told = |frame: &Value| frame["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"].as_str().map(str::to_owned);
+        assert_eq!(frames.iter().filter_map(told).collect::<String>(), text);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({"a": "\"é\"\n"}));
+        assert!(tokens > 2 && frames.len() == tokens as usize + 3, "{frames:?}");
+        assert_eq!(
+            (&frames[frames.len() - 2]["choices"][0]["finish_reason"], &frames[1]["choices"][0]["finish_reason"]),
+            (&json!("tool_calls"), &Value::Null)
+        );
+        let whole = reply.whole(&text, &USAGE);
+        let choice = &whole["choices"][0];
+        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null));
+        assert_eq!(choice["message"]["tool_calls"][0]["function"], json!({"name": "f", "arguments": text}));
+    }
+
+    #[test]
     fn the_usage_chunk_comes_only_when_asked_for() {
         let with = frames(Dialect::Chat, true);
         assert_eq!(with.len(), frames(Dialect::Chat, false).len() + 1);
@@ -364,7 +446,7 @@ mod tests {
 
     #[test]
     fn anthropic_counts_input_without_what_was_cached() {
-        let whole = Reply::new(Dialect::Messages, "m", "m", 5, false, Finish::Stop).whole("x", &USAGE);
+        let whole = Reply::new(Dialect::Messages, "m", "m", 5, false, Finish::Stop, None).whole("x", &USAGE);
         assert_eq!(whole["usage"], json!({"cache_read_input_tokens": 4, "input_tokens": 6, "output_tokens": 2}));
         assert_eq!(whole["stop_reason"], "end_turn");
     }

@@ -47,6 +47,12 @@ pub struct Body {
     pub query: Option<String>,
     /// Rerank.
     pub documents: Option<Vec<Value>>,
+    /// Chat: what may be called; in other dialects a part of the prompt only.
+    pub tools: Value,
+    /// Chat: what has to be called.
+    pub tool_choice: Value,
+    /// Chat: what the answer has to be.
+    pub response_format: Value,
 }
 
 /// `stream_options` of OpenAI.
@@ -63,12 +69,16 @@ pub struct StreamOptions {
 pub struct Message {
     role: String,
     content: Value,
+    tool_calls: Value,
 }
 
 impl Body {
     /// The prompt after the chat template; `Err` names what is missing.
     pub fn prompt(&self, dialect: Dialect) -> Result<String, String> {
         let mut prompt = String::new();
+        if self.tools.as_array().is_some_and(|tools| !tools.is_empty()) {
+            turn(&mut prompt, "tools", &Value::String(self.tools.to_string()));
+        }
         match dialect {
             Dialect::Chat | Dialect::Messages => {
                 let messages = self.messages.as_ref().ok_or("'messages' is required")?;
@@ -77,6 +87,9 @@ impl Body {
                 }
                 for message in messages {
                     turn(&mut prompt, &message.role, &message.content);
+                    if !message.tool_calls.is_null() {
+                        turn(&mut prompt, "calls", &Value::String(message.tool_calls.to_string()));
+                    }
                 }
                 prompt.push_str(ASSISTANT);
             }
@@ -108,6 +121,11 @@ impl Body {
     pub fn max_tokens(&self) -> Option<u32> {
         let asked = [self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict];
         asked.into_iter().flatten().find_map(|count| u32::try_from(count).ok())
+    }
+
+    /// The last message is what a tool gave.
+    pub fn ends_with_tool_result(&self) -> bool {
+        self.messages.as_ref().and_then(|messages| messages.last()).is_some_and(|last| last.role == "tool")
     }
 
     /// The inputs of an embedding request.

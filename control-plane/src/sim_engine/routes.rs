@@ -22,6 +22,7 @@ use super::replies::{Dialect, Finish, Reply, garbage};
 use super::request::Body;
 use super::slots::{Event, Job, Usage};
 use super::text::{DIMENSIONS, VOCABULARY, embed, relevance, tokenize, tokens_of};
+use super::tools::Script;
 use crate::host::clock;
 
 /// Events on their way to one client; a client that reads slower is left out of the batch.
@@ -44,6 +45,10 @@ type App = State<Arc<Shared>>;
 /// The routes. `loaded` is cancelled once the model is loaded.
 pub fn router(settings: Settings, key: Option<String>, decode: Handle, loaded: CancellationToken) -> Router {
     let shared = Arc::new(Shared { settings, key, decode, loaded, requests: AtomicU64::new(0) });
+    let others = Router::new()
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/v1/responses", post(responses));
     Router::new()
         .route("/health", get(health))
         .route("/v1/health", get(health))
@@ -57,9 +62,7 @@ pub fn router(settings: Settings, key: Option<String>, decode: Handle, loaded: C
         .route("/v1/completions", post(completions))
         .route("/completion", post(native))
         .route("/completions", post(native))
-        .route("/v1/messages", post(messages))
-        .route("/v1/messages/count_tokens", post(count_tokens))
-        .route("/v1/responses", post(responses))
+        .merge(if shared.settings.chat_only { Router::new() } else { others })
         .route("/v1/embeddings", post(embeddings))
         .route("/embeddings", post(embeddings))
         .route("/v1/rerank", post(rerank))
@@ -367,17 +370,19 @@ async fn generate(State(shared): App, headers: &HeaderMap, body: &[u8], dialect:
         return refusal;
     }
     let room = shared.settings.context - tokens_of(prompt.len());
+    let script = if dialect == Dialect::Chat { Script::of(&body) } else { None };
+    let tokens = script.as_ref().map_or(shared.settings.tokens, Script::tokens);
     let (limit, finish) = match body.max_tokens() {
-        Some(asked) if asked < shared.settings.tokens => (asked.min(room), Finish::Length),
-        _ if room < shared.settings.tokens => (room, Finish::Length),
-        _ => (shared.settings.tokens, Finish::Stop),
+        Some(asked) if asked < tokens => (asked.min(room), Finish::Length),
+        _ if room < tokens => (room, Finish::Length),
+        _ => (tokens, Finish::Stop),
     };
     let fault = shared.fault(headers, &body, &prompt);
     let Some(mut events) = shared.start(&body, Kind { dialect: Some(dialect), limit }, prompt, fault).await else { return gone() };
     let id = format!("{}{}", prefix(dialect), uuid::Uuid::now_v7().simple());
     let model = body.model.as_deref().unwrap_or(&shared.settings.model);
     let include_usage = body.stream_options.as_ref().is_some_and(|options| options.include_usage);
-    let reply = Reply::new(dialect, &id, model, clock::unix_millis() / 1000, include_usage, finish);
+    let reply = Reply::new(dialect, &id, model, clock::unix_millis() / 1000, include_usage, finish, script);
     // Nothing is answered before the prompt is read, so that an error can still have its status; but where the client asked
     // to be told how far it is, or the head is to come early.
     let first = match events.recv().await {
@@ -390,10 +395,10 @@ async fn generate(State(shared): App, headers: &HeaderMap, body: &[u8], dialect:
     if body.stream.unwrap_or(false) {
         return stream(shared, reply, events, first);
     }
-    let mut text = String::new();
+    let (mut reply, mut text) = (reply, String::new());
     while let Some(event) = events.recv().await {
         match event {
-            Event::Word(word) => text.push_str(word),
+            Event::Word(word) => text.push_str(&reply.said(word)),
             Event::Done(usage) => return axum::Json(reply.whole(&text, &shared.shown(&usage))).into_response(),
             Event::Garbage => return garbage().into_response(),
             Event::Begun | Event::Progress(_) | Event::Started(_) | Event::Cut | Event::Failed | Event::Busy => break,
@@ -462,8 +467,9 @@ impl Streaming {
             Event::Progress(usage) => bytes.extend_from_slice(self.reply.progress(&self.shared.shown(&usage)).as_bytes()),
             Event::Started(usage) => bytes.extend_from_slice(self.reply.begin(&self.shared.shown(&usage)).as_bytes()),
             Event::Word(word) => {
-                self.text.push_str(word);
-                self.reply.word(word, bytes);
+                let said = self.reply.said(word);
+                self.text.push_str(&said);
+                self.reply.word(&said, bytes);
             }
             Event::Done(usage) => {
                 bytes.extend_from_slice(self.reply.end(&self.text, &self.shared.shown(&usage)).as_bytes());

@@ -103,6 +103,29 @@ async fn the_other_endpoints_answer_in_their_shapes() {
 }
 
 #[tokio::test]
+async fn a_forced_tool_is_called_and_an_engine_that_only_knows_chats_has_no_other_endpoints() {
+    let engine = Engine::ready(&["--chat-only", "--decode-us-per-token", "100"]).await;
+    let parameters = json!({"type": "object", "properties": {"town": {"enum": ["Oslo", "Rome"]}}, "required": ["town"]});
+    let mut body = chat("the weather?");
+    body["tools"] = json!([{"type": "function", "function": {"name": "weather", "parameters": parameters}}]);
+    body["tool_choice"] = json!("required");
+    let (_, whole) = engine.post("/v1/chat/completions", body.clone()).await;
+    let choice = &whole["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null));
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "weather", "arguments": "{\"town\":\"Oslo\"}"}));
+    body["max_tokens"] = json!(1);
+    let (_, cut) = engine.post("/v1/chat/completions", body.clone()).await;
+    assert_eq!(cut["choices"][0]["finish_reason"], "length");
+    body["messages"].as_array_mut().unwrap().extend([choice["message"].clone(), json!({"role": "tool", "content": "snow"})]);
+    let (_, answer) = engine.post("/v1/chat/completions", body).await;
+    assert!(answer["choices"][0]["message"]["content"].is_string(), "{answer}");
+    for path in ["/v1/messages", "/v1/messages/count_tokens", "/v1/responses"] {
+        assert_eq!(engine.post(path, chat("hi")).await.0, StatusCode::NOT_FOUND, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn a_prompt_beyond_the_context_is_refused_as_llama_server_does() {
     let engine = Engine::ready(&["--context", "64"]).await;
     let (status, body) = engine.post("/v1/chat/completions", chat(&"x".repeat(400))).await;
