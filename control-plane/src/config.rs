@@ -319,6 +319,8 @@ pub struct SupervisorConfig {
     /// exceed the longest honest prompt and the longest reply that is not streamed. Default 1800 s.
     #[serde(deserialize_with = "duration::read")]
     pub decode_silence: Duration,
+    /// Bytes of host memory that all engines together may be sized to; 0 = what the machine has free. Default 0.
+    pub memory_limit_bytes: u64,
     /// The program that guards engines. `None` = this one; tests name the built binary.
     pub guard_program: Option<PathBuf>,
 }
@@ -341,6 +343,7 @@ impl Default for SupervisorConfig {
             log_keep: 3,
             decode_stall: Duration::from_secs(120),
             decode_silence: Duration::from_secs(1800),
+            memory_limit_bytes: 0,
             guard_program: None,
         }
     }

@@ -262,7 +262,7 @@ impl Inner {
         let folders = self.shelf.clone();
         blocking(move || {
             let known = make::path_build_id(kind, &program).is_ok_and(|id| folders.find(kind, &id).is_some());
-            Some(program).filter(|_| !known)
+            (!known).then_some(program)
         })
         .await
     }

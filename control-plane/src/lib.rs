@@ -19,6 +19,7 @@ pub mod ids;
 pub mod jobs;
 pub mod keys;
 pub mod lifecycle;
+pub mod memory;
 pub mod models;
 pub mod progress;
 pub mod reconciler;

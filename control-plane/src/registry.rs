@@ -205,6 +205,8 @@ pub struct Endpoint {
     pub queue: LastQueue,
     /// Since when it serves: an idle unload counts from here until the first byte.
     pub ready_since: Instant,
+    /// What its load took, where it was loaded by this control plane.
+    pub load_time: Option<Duration>,
     /// Cancelled when the engine is about to be ended and the time for running requests is over: whoever
     /// still holds a connection to it must drop that connection, or the engine will not exit.
     pub ended: CancellationToken,
@@ -240,6 +242,8 @@ pub struct RowView {
     pub endpoint: Option<Arc<Endpoint>>,
     /// Demand for this row; outlives any one engine process.
     pub demand: Arc<Demand>,
+    /// Rows that should sleep so that this one, which waits for memory, can start; `None` = it does not wait for any.
+    pub room: Option<Vec<RowId>>,
 }
 
 impl RowView {
@@ -284,21 +288,25 @@ impl RowLoad {
     /// [`RowLoad::leave`] of as many.
     pub fn try_enter(&self, slots: u32, limit: u32) -> bool {
         let slots = u64::from(slots);
-        self.word
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-                (word & CLOSED == 0 && (word & SLOTS) + slots <= u64::from(limit)).then(|| word + slots)
-            })
-            .is_ok()
+        self.enter(|word| (word & SLOTS) + slots <= u64::from(limit), slots)
     }
 
     /// Enters without a slot if the gate is open and fewer than `limit` light calls are on the engine. The caller owes a
     /// [`RowLoad::leave_light`].
     pub fn try_enter_light(&self, limit: u32) -> bool {
-        self.word
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-                (word & CLOSED == 0 && (word & !CLOSED) / LIGHT < u64::from(limit)).then(|| word + LIGHT)
-            })
-            .is_ok()
+        self.enter(|word| word / LIGHT < u64::from(limit), LIGHT)
+    }
+
+    /// Adds to the word if the gate is open and there is room.
+    fn enter(&self, has_room: impl Fn(u64) -> bool, more: u64) -> bool {
+        let mut word = self.word.load(Ordering::Acquire);
+        while word & CLOSED == 0 && has_room(word) {
+            match self.word.compare_exchange_weak(word, word + more, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => word = now,
+            }
+        }
+        false
     }
 
     /// Ends one light call and notes the time of the last byte.

@@ -73,8 +73,10 @@ pub enum Want {
     Up,
     /// No engine, because the row is stopped.
     Down,
-    /// No engine until the next request; only taken if nobody is on it.
+    /// No engine until the next request; only taken if nobody is on it and its idle time is over.
     Asleep,
+    /// The same before its idle time is over: another row needs its memory.
+    MakeRoom,
 }
 
 /// Folder of a row's running engine: records of its guard, its home.

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use crate::EngineAdapter;
 use crate::host::HostFacts;
 use crate::model::ModelFacts;
-use crate::sizing::SizingError;
+use crate::sizing::show::{self, size};
+use crate::sizing::{Pool, Shortage, SizingError};
 use crate::spec::{
     CacheType, Capabilities, EngineKind, EngineSpec, Health, LaunchInput, LaunchPlan, MemoryNeed, Resolved, SpecError, Task,
 };
@@ -88,31 +89,40 @@ impl EngineAdapter for Sim {
         check_flags(&spec.extra_args)
     }
 
-    fn resolve(&self, spec: &EngineSpec, _model: Option<&ModelFacts>, _host: &HostFacts) -> Result<Resolved, SizingError> {
+    fn resolve(&self, spec: &EngineSpec, _model: Option<&ModelFacts>, host: &HostFacts) -> Result<Resolved, SizingError> {
         let slots = spec.slots.unwrap_or(DEFAULT_SLOTS);
         let context = spec.context.unwrap_or(DEFAULT_CONTEXT);
         let remembered = u64::from(context) * u64::from(slots) * BYTES_PER_TOKEN;
         let host_tokens = (flag(spec, "--cache-ram").unwrap_or(DEFAULT_CACHE_RAM) << 20)
             / flag(spec, "--kv-bytes-per-token").unwrap_or(DEFAULT_KV_BYTES).max(1);
         let host_cache_mib = (host_tokens * BYTES_PER_TOKEN).div_ceil(1 << 20);
+        let memory = MemoryNeed {
+            weights_bytes: flag(spec, "--memory-mib").unwrap_or(0) << 20,
+            compute_bytes: MEMORY_BYTES,
+            kv_bytes: remembered,
+            host_cache_bytes: host_cache_mib << 20,
+        };
+        let (total, free) = (memory.total_bytes(), host.memory.available_bytes);
+        if total > free {
+            return Err(SizingError::DoesNotFit {
+                arithmetic: format!("{} > {} free ({})", show::sum(&memory), size(free), host.memory.source),
+                hint: "fits with a smaller --memory-mib, fewer slots or a smaller context".into(),
+                short: Shortage { bytes: total - free, of: Pool::Host },
+            });
+        }
         let said = |given: bool| if given { "as the row says" } else { "the simulated engine's default" };
         Ok(Resolved {
             task: spec.task.unwrap_or(Task::Chat),
             context,
             slots,
             threads: 0,
-            gpu_layers: None,
+            gpu_layers: Some(0),
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
             host_cache_mib: u32::try_from(host_cache_mib).unwrap_or(u32::MAX),
             context_checkpoints: 0,
             pooling: None,
-            memory: MemoryNeed {
-                compute_bytes: MEMORY_BYTES,
-                kv_bytes: remembered,
-                host_cache_bytes: host_cache_mib << 20,
-                ..MemoryNeed::default()
-            },
+            memory,
             arithmetic: vec![
                 format!("slots {slots}: {}", said(spec.slots.is_some())),
                 format!("context {context} per slot: {}", said(spec.context.is_some())),

@@ -26,6 +26,26 @@ use choose::{Chosen, choose};
 use need::{Extras, Plan, Shape, checkpoint_bytes, extras, need};
 use show::size;
 
+/// Memory that a launch is short of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes missing for the least that the row would do with; 0 = memory is not what it lacks.
+    pub bytes: u64,
+    /// Where they are missing.
+    pub of: Pool,
+}
+
+/// Which memory is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pool {
+    /// The host's.
+    Host,
+    /// That of the devices.
+    Devices,
+    /// Both count: they are one, or the engine may split the model between them.
+    Either,
+}
+
 /// A launch that cannot be sized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizingError {
@@ -36,6 +56,8 @@ pub enum SizingError {
         arithmetic: String,
         /// `fits with context 4096 or a smaller quantisation`
         hint: String,
+        /// By how much.
+        short: Shortage,
     },
     /// The model cannot be served by this engine.
     #[error("{0}")]
@@ -156,6 +178,7 @@ fn check_devices(spec: &EngineSpec, free: Free) -> Result<(), SizingError> {
     Err(SizingError::DoesNotFit {
         arithmetic: format!("{field} asks for a device, and this host has none that the engine build can use"),
         hint: format!("leave `{field}` out, or install a build for the device (`lifeboat engine candidates`)"),
+        short: Shortage { bytes: 0, of: Pool::Devices },
     })
 }
 

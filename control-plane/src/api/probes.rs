@@ -107,6 +107,7 @@ mod tests {
                 status: RowStatus { state: *state, state_reason: reason.map(str::to_owned), ..RowStatus::default() },
                 endpoint: None,
                 demand: Arc::default(),
+                room: None,
             });
         }
         judge(&registry.snapshot())

@@ -93,6 +93,7 @@ pub(super) fn check(config: &Config) -> Result<(), OutOfBounds> {
         ("sources.disk_margin_bytes", sources.disk_margin_bytes, 0, TIB),
         ("supervisor.restart_limit", supervisor.restart_limit.into(), 1, 1000),
         ("supervisor.log_rotate_bytes", supervisor.log_rotate_bytes, 64 << 10, TIB),
+        ("supervisor.memory_limit_bytes", supervisor.memory_limit_bytes, 0, 1024 * TIB),
         ("supervisor.log_keep", supervisor.log_keep.into(), 0, 100),
     ] {
         within(setting, [value, least, most], ToString::to_string)?;

@@ -25,6 +25,7 @@ pub(super) fn endpoint(port: u16, slots: u32) -> Arc<Endpoint> {
         load: RowLoad::default(),
         queue: LastQueue::default(),
         ready_since: Instant::now(),
+        load_time: None,
         ended: CancellationToken::new(),
     })
 }
@@ -41,5 +42,6 @@ pub(super) fn row(model_name: &str, state: RowState) -> RowView {
         status: RowStatus { state, ..RowStatus::default() },
         endpoint: None,
         demand: Arc::new(Demand::default()),
+        room: None,
     }
 }

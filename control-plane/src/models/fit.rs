@@ -22,7 +22,7 @@ pub(super) fn could_ever_serve(source: &str, facts: &ModelFacts, host: &HostFact
     let refused = |reason, hint| ModelsError::NotServable { source_text: source.to_owned(), reason, hint };
     match now(facts, &idle(host)) {
         Ok(_) => Ok(()),
-        Err(SizingError::DoesNotFit { arithmetic, hint }) => Err(refused(arithmetic, Some(hint))),
+        Err(SizingError::DoesNotFit { arithmetic, hint, .. }) => Err(refused(arithmetic, Some(hint))),
         Err(other) => Err(refused(other.to_string(), None)),
     }
 }

@@ -59,7 +59,7 @@ impl Inspection {
     pub(super) fn new(source: String, local: bool, files: Vec<String>, bytes: Option<u64>, facts: ModelFacts, host: &HostFacts) -> Self {
         let here = match fit::now(&facts, host) {
             Ok(resolved) => Fit::Fits { needed_bytes: resolved.memory.total_bytes(), resolved: Box::new(resolved) },
-            Err(SizingError::DoesNotFit { arithmetic, hint }) => Fit::DoesNotFit { arithmetic, hint },
+            Err(SizingError::DoesNotFit { arithmetic, hint, .. }) => Fit::DoesNotFit { arithmetic, hint },
             Err(SizingError::NotServable(reason)) => Fit::NotServable { reason },
         };
         Self { source, local, files, bytes, kv_bytes_per_token: kv_bytes_per_token(&facts), facts, here }

@@ -75,6 +75,7 @@ fn observe(snapshot: &Snapshot, id: RowId, now: Instant) -> Observed {
     snapshot.rows.get(&id).map_or_else(Observed::default, |row| Observed {
         state: row.status.state,
         waiting: row.demand.waiting(),
+        room: row.room.clone(),
         idle: row.endpoint.as_ref().filter(|_| row.status.state == RowState::Ready).and_then(|endpoint| endpoint.idle_for(now)),
     })
 }

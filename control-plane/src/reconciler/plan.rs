@@ -11,7 +11,7 @@ use crate::store::servers::ServerRow;
 use crate::supervisor::{Want, idle_is_over};
 
 /// What is seen of one row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Observed {
     /// Where it stands.
     pub state: RowState,
@@ -19,6 +19,9 @@ pub struct Observed {
     pub waiting: u32,
     /// How long it has been ready without a request; `None` while it has one, or is not ready.
     pub idle: Option<Duration>,
+    /// Rows that should sleep so that this one, which waits for memory, can start ([`crate::memory`] chose them); `None` = it
+    /// does not wait for any.
+    pub room: Option<Vec<RowId>>,
 }
 
 /// One thing to tell the supervisor.
@@ -34,16 +37,27 @@ pub enum Action {
 pub fn plan(desired: Vec<ServerRow>, observed: impl Fn(RowId) -> Observed, tasks: &[RowId]) -> Vec<Action> {
     let rows: HashSet<RowId> = desired.iter().map(|row| row.id).collect();
     // What such a row wants is not known for sure: nothing is started for it, and nothing that runs is ended.
-    let ensure = desired.into_iter().filter(|row| row.unreadable.is_none()).map(|row| {
-        let want = want(&row.spec, observed(row.id));
+    let readable: Vec<(ServerRow, Observed)> = desired
+        .into_iter()
+        .filter(|row| row.unreadable.is_none())
+        .map(|row| {
+            let observed = observed(row.id);
+            (row, observed)
+        })
+        .collect();
+    // Whoever is not wanted up any more needs no room either.
+    let asking = readable.iter().filter(|(row, observed)| want(&row.spec, observed, false) == Want::Up);
+    let asked: HashSet<RowId> = asking.filter_map(|(_, observed)| observed.room.as_ref()).flatten().copied().collect();
+    let ensure = readable.into_iter().map(|(row, observed)| {
+        let want = want(&row.spec, &observed, asked.contains(&row.id));
         Action::Ensure(Box::new(row), want)
     });
     let forget = tasks.iter().filter(|id| !rows.contains(id)).map(|id| Action::Forget(*id));
     ensure.chain(forget).collect()
 }
 
-/// What one row's task should work towards.
-fn want(spec: &EngineSpec, observed: Observed) -> Want {
+/// What one row's task should work towards. `asked` = another row waits for its memory.
+fn want(spec: &EngineSpec, observed: &Observed, asked: bool) -> Want {
     match spec.desired_state {
         DesiredState::Stopped => Want::Down,
         DesiredState::Running => Want::Up,
@@ -51,8 +65,11 @@ fn want(spec: &EngineSpec, observed: Observed) -> Want {
         DesiredState::OnDemand if spec.engine == EngineKind::External => Want::Up,
         DesiredState::OnDemand if observed.waiting > 0 => Want::Up,
         DesiredState::OnDemand => match observed.state {
+            // Nothing is loaded yet, and nobody wants it any more.
+            RowState::Starting if observed.room.is_some() => Want::Asleep,
             // A load that somebody asked for is finished even if he has left: the next one will be glad.
             RowState::Downloading | RowState::Starting => Want::Up,
+            RowState::Ready if asked && observed.idle.is_some() => Want::MakeRoom,
             RowState::Ready if !idle_is_over(spec, observed.idle) => Want::Up,
             RowState::Ready | RowState::Draining | RowState::Sleeping | RowState::Stopped | RowState::Failed => Want::Asleep,
         },
@@ -77,7 +94,7 @@ mod tests {
     }
 
     fn seen(state: RowState, waiting: u32, idle: Option<u64>) -> Observed {
-        Observed { state, waiting, idle: idle.map(Duration::from_secs) }
+        Observed { state, waiting, idle: idle.map(Duration::from_secs), room: None }
     }
 
     #[test]
@@ -108,9 +125,30 @@ mod tests {
         ];
         for (engine, desired_state, observed, expected) in table {
             let row = row(engine, desired_state);
-            let actions = plan(vec![row.clone()], |_| observed, &[row.id]);
+            let actions = plan(vec![row.clone()], |_| observed.clone(), &[row.id]);
             assert_eq!(actions, [Action::Ensure(Box::new(row), expected)], "{engine} {desired_state:?} {observed:?}");
         }
+    }
+
+    #[test]
+    fn a_row_makes_room_for_one_that_is_wanted_and_only_while_nobody_uses_it() {
+        let (asker, holder) = (row(EngineKind::Sim, DesiredState::OnDemand), row(EngineKind::Sim, DesiredState::OnDemand));
+        let wants = |asking: &Observed, holding: &Observed| -> Vec<Want> {
+            let observe = |id| if id == asker.id { asking.clone() } else { holding.clone() };
+            let actions = plan(vec![asker.clone(), holder.clone()], observe, &[]);
+            actions
+                .into_iter()
+                .filter_map(|action| match action {
+                    Action::Ensure(_, want) => Some(want),
+                    Action::Forget(_) => None,
+                })
+                .collect()
+        };
+        let asking = |waiting| Observed { room: Some(vec![holder.id]), ..seen(RowState::Starting, waiting, None) };
+        assert_eq!(wants(&asking(1), &seen(RowState::Ready, 0, Some(1))), [Want::Up, Want::MakeRoom]);
+        assert_eq!(wants(&asking(1), &seen(RowState::Ready, 0, None)), [Want::Up, Want::Up], "a request is on it");
+        assert_eq!(wants(&asking(1), &seen(RowState::Ready, 1, Some(1))), [Want::Up, Want::Up], "a request waits for it");
+        assert_eq!(wants(&asking(0), &seen(RowState::Ready, 0, Some(1))), [Want::Asleep, Want::Up], "nobody wants the asker any more");
     }
 
     #[test]

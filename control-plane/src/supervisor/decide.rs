@@ -26,8 +26,19 @@ pub struct EngineSituation {
     pub ready: bool,
     /// It is what the row asks for, and nobody asked for another start.
     pub current: bool,
-    /// Its idle time is over.
-    pub idle: bool,
+    /// Whether anybody uses it.
+    pub usage: Usage,
+}
+
+/// Whether anybody uses an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Usage {
+    /// A request is on it, or it does not serve yet.
+    Used,
+    /// No request is on it.
+    Unused,
+    /// None has been for the row's idle time.
+    Idle,
 }
 
 /// A rest.
@@ -71,14 +82,24 @@ pub const fn decide(situation: Situation) -> Step {
         (Some(_), Want::Down) => Step::Stop,
         (Some(engine), _) if !engine.current || external => Step::Replace,
         (Some(EngineSituation { ready: false, .. }), _) => Step::Load,
-        (Some(EngineSituation { idle: true, .. }), Want::Asleep) => Step::Unload,
-        (Some(_), Want::Up | Want::Asleep) => Step::Serve,
+        (Some(EngineSituation { usage: Usage::Idle, .. }), Want::Asleep)
+        | (Some(EngineSituation { usage: Usage::Unused | Usage::Idle, .. }), Want::MakeRoom) => Step::Unload,
+        (Some(_), Want::Up | Want::Asleep | Want::MakeRoom) => Step::Serve,
         (None, Want::Down) => Step::Down,
         (None, Want::Up) if rest.is_some() => Step::Rest,
-        (None, Want::Asleep) if matches!(rest, Some(RestKind::Failed)) => Step::Rest,
-        (None, Want::Asleep | Want::Up) if external => Step::Probe,
-        (None, Want::Asleep) => Step::Sleep,
+        (None, Want::Asleep | Want::MakeRoom) if matches!(rest, Some(RestKind::Failed)) => Step::Rest,
+        (None, Want::Asleep | Want::MakeRoom | Want::Up) if external => Step::Probe,
+        (None, Want::Asleep | Want::MakeRoom) => Step::Sleep,
         (None, Want::Up) => Step::Launch,
+    }
+}
+
+/// Whether anybody uses an engine that has been without a request for `idle`; `None` = it has one, or does not serve.
+pub fn usage(spec: &EngineSpec, idle: Option<Duration>) -> Usage {
+    match idle {
+        None => Usage::Used,
+        Some(_) if idle_is_over(spec, idle) => Usage::Idle,
+        Some(_) => Usage::Unused,
     }
 }
 
@@ -92,7 +113,7 @@ pub fn idle_is_over(spec: &EngineSpec, idle: Option<Duration>) -> bool {
 mod tests {
     use super::*;
 
-    const READY: EngineSituation = EngineSituation { ready: true, current: true, idle: false };
+    const READY: EngineSituation = EngineSituation { ready: true, current: true, usage: Usage::Used };
 
     fn step(want: Want, engine: Option<EngineSituation>, rest: Option<RestKind>) -> Step {
         decide(Situation { want, external: false, engine, rest })
@@ -101,10 +122,11 @@ mod tests {
     #[test]
     fn every_situation_has_its_step() {
         use RestKind::{Failed, Short};
-        use Want::{Asleep, Down, Up};
+        use Want::{Asleep, Down, MakeRoom, Up};
         let old = EngineSituation { current: false, ..READY };
         let loading = EngineSituation { ready: false, ..READY };
-        let idle = EngineSituation { idle: true, ..READY };
+        let unused = EngineSituation { usage: Usage::Unused, ..READY };
+        let idle = EngineSituation { usage: Usage::Idle, ..READY };
         let table = [
             (Up, None, None, Step::Launch),
             (Up, None, Some(Short), Step::Rest),
@@ -120,6 +142,12 @@ mod tests {
             (Asleep, Some(idle), None, Step::Unload),
             (Asleep, Some(loading), None, Step::Load),
             (Asleep, Some(old), None, Step::Replace),
+            (Asleep, Some(unused), None, Step::Serve),
+            (MakeRoom, Some(unused), None, Step::Unload),
+            (MakeRoom, Some(idle), None, Step::Unload),
+            (MakeRoom, Some(READY), None, Step::Serve),
+            (MakeRoom, Some(loading), None, Step::Load),
+            (MakeRoom, None, None, Step::Sleep),
             (Down, None, None, Step::Down),
             (Down, None, Some(Failed), Step::Down),
             (Down, Some(READY), None, Step::Stop),

@@ -162,6 +162,7 @@ impl Engine {
             load: RowLoad::default(),
             queue: LastQueue::default(),
             ready_since: now,
+            load_time: self.loading.is_some().then(|| self.launched.elapsed()),
             ended: CancellationToken::new(),
         });
         self.loading = None;

@@ -106,6 +106,7 @@ pub async fn watch(publisher: &mut Publisher, deps: &Deps, http: &Http) -> Failu
                     load: RowLoad::default(),
                     queue: LastQueue::default(),
                     ready_since: Instant::now(),
+                    load_time: None,
                     ended: CancellationToken::new(),
                 })
             });

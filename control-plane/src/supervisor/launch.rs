@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lifeboat_engines::adapter;
+use lifeboat_engines::host::HostFacts;
 use lifeboat_engines::spec::{Build, EngineSpec, LaunchInput};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::MissedTickBehavior;
@@ -20,6 +21,8 @@ use super::{Deps, log_dir, run_dir};
 use crate::engine_process::child::{ChildSpec, EngineChild};
 use crate::host::hex::random_key;
 use crate::host::{facts, files, instance, ports};
+use crate::ids::RowId;
+use crate::memory;
 use crate::models::LocalModel;
 use crate::progress::ProgressSender;
 use crate::registry::RowState;
@@ -29,16 +32,15 @@ const SHOW_EVERY: Duration = Duration::from_millis(250);
 /// Where an engine's home is, in its run folder.
 const HOME: &str = "home";
 
-/// What a launch needs on disk, and its turn to load.
+/// What a launch needs on disk.
 #[derive(Debug)]
 pub struct Prepared {
     build: Option<Arc<Build>>,
     model: Option<Arc<LocalModel>>,
-    turn: OwnedSemaphorePermit,
 }
 
-/// Fetches what is missing and waits for the turn. May be dropped at any point.
-pub async fn prepare(publisher: &mut Publisher, deps: &Deps, turns: &Arc<Semaphore>) -> Result<Prepared, Failure> {
+/// Fetches what is missing. May be dropped at any point.
+pub async fn prepare(publisher: &mut Publisher, deps: &Deps) -> Result<Prepared, Failure> {
     let spec = publisher.row().spec.clone();
     let capabilities = adapter(spec.engine).capabilities();
     publisher.show_endpoint(None, |status| (status.state, status.state_reason) = (RowState::Starting, Some("preparing".into()))).await;
@@ -57,15 +59,18 @@ pub async fn prepare(publisher: &mut Publisher, deps: &Deps, turns: &Arc<Semapho
     } else {
         None
     };
-    let turn = if let Ok(turn) = Arc::clone(turns).try_acquire_owned() {
-        turn
-    } else {
-        publisher
-            .show(|status| (status.state, status.state_reason) = (RowState::Starting, Some("waiting for another model to load".into())))
-            .await;
-        Arc::clone(turns).acquire_owned().await.map_err(|error| Failure::unavailable(&error))?
-    };
-    Ok(Prepared { build, model, turn })
+    Ok(Prepared { build, model })
+}
+
+/// Waits for the turn to load. May be dropped at any point.
+pub async fn turn(publisher: &mut Publisher, turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
+    if let Ok(turn) = Arc::clone(turns).try_acquire_owned() {
+        return Ok(turn);
+    }
+    publisher
+        .show(|status| (status.state, status.state_reason) = (RowState::Starting, Some("waiting for another model to load".into())))
+        .await;
+    Arc::clone(turns).acquire_owned().await.map_err(|error| Failure::unavailable(&error))
 }
 
 /// Does a piece of work and shows its progress as a download, as soon as it has any.
@@ -94,11 +99,12 @@ async fn with_progress<T, F: Future<Output = T>>(publisher: &mut Publisher, work
 
 /// Sizes the row against the memory that is free now and starts the process. Not to be dropped half way: it takes
 /// only as long as starting a program.
-pub async fn start(publisher: &mut Publisher, deps: &Deps, prepared: Prepared) -> Result<Engine, Failure> {
+pub async fn start(publisher: &mut Publisher, deps: &Deps, prepared: &Prepared, turn: OwnedSemaphorePermit) -> Result<Engine, Failure> {
     let row = publisher.row().clone();
     let adapter = adapter(row.spec.engine);
     let io = |error: std::io::Error| Failure::unavailable(&error);
-    let measured = tokio::task::spawn_blocking(facts::measure_for_launch).await.map_err(|error| Failure::unavailable(&error))?;
+    let mut measured = tokio::task::spawn_blocking(facts::measure_for_launch).await.map_err(|error| Failure::unavailable(&error))?;
+    limit_memory(&mut measured, deps, row.id);
     let Some(build) = &prepared.build else {
         return Err(Failure::died("there is nothing to start for this kind of engine"));
     };
@@ -134,9 +140,22 @@ pub async fn start(publisher: &mut Publisher, deps: &Deps, prepared: Prepared) -
     })
     .await
     .map_err(|error| Failure::unavailable(&error))?;
-    let engine = Engine::new(child, note, adapter, Some(prepared.turn));
+    let engine = Engine::new(child, note, adapter, Some(turn));
     engine.show_starting(publisher, "loading the model").await;
     Ok(engine)
+}
+
+/// Takes no more memory for granted than the operator lets all engines together have.
+fn limit_memory(measured: &mut HostFacts, deps: &Deps, row: RowId) {
+    let limit = deps.config.supervisor.memory_limit_bytes;
+    if limit == 0 {
+        return;
+    }
+    let left = memory::left_of(limit, &deps.registry.snapshot(), row);
+    if left < measured.memory.available_bytes {
+        measured.memory.available_bytes = left;
+        measured.memory.source = format!("supervisor.memory_limit_bytes {limit}, less what other rows hold");
+    }
 }
 
 fn launch_input<'a>(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Deps;
 use crate::causes::chain;
-use crate::ids::Generation;
+use crate::ids::{Generation, RowId};
 use crate::progress::Progress;
 use crate::registry::{Demand, Endpoint, RowStatus, RowView};
 use crate::store::servers::ServerRow;
@@ -23,6 +23,7 @@ pub struct Publisher {
     demand: Arc<Demand>,
     status: RowStatus,
     endpoint: Option<Arc<Endpoint>>,
+    room: Option<Vec<RowId>>,
     recorded: Option<(Generation, RowStatus)>,
 }
 
@@ -30,7 +31,7 @@ impl Publisher {
     /// Nothing is shown yet.
     pub fn new(deps: Arc<Deps>, row: ServerRow) -> Self {
         let demand = deps.registry.demand(row.id);
-        Self { deps, row, demand, status: RowStatus::default(), endpoint: None, recorded: None }
+        Self { deps, row, demand, status: RowStatus::default(), endpoint: None, room: None, recorded: None }
     }
 
     /// The row as last taken over.
@@ -68,6 +69,18 @@ impl Publisher {
         self.record().await;
     }
 
+    /// As [`Publisher::show`], with the rows that should sleep so that this one can start. To be taken back as soon as it has
+    /// looked again.
+    pub async fn show_room(&mut self, room: Option<Vec<RowId>>, edit: impl FnOnce(&mut RowStatus)) {
+        self.room = room;
+        self.show(edit).await;
+    }
+
+    /// The rows asked for room are not asked any more, from the next time on that anything is shown.
+    pub fn take_back_room(&mut self) {
+        self.room = None;
+    }
+
     /// As [`Publisher::show`], with the way to the engine, or without one.
     pub async fn show_endpoint(&mut self, endpoint: Option<Arc<Endpoint>>, edit: impl FnOnce(&mut RowStatus)) {
         self.endpoint = endpoint;
@@ -98,6 +111,7 @@ impl Publisher {
             status: self.status.clone(),
             endpoint: self.endpoint.clone(),
             demand: Arc::clone(&self.demand),
+            room: self.room.clone(),
         });
         self.deps.activator.wake();
     }

@@ -4,6 +4,7 @@
 //! orders change; what must not be left half done (a start, a stop) is short or bounded. Orders are a watch of the
 //! latest one, so that none is lost and none queues.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::backoff::{Deaths, Rest};
-use super::decide::{EngineSituation, RestKind, Situation, Step, decide, idle_is_over};
+use super::decide::{EngineSituation, RestKind, Situation, Step, decide, usage};
 use super::engine::Engine;
 use super::failure::{Failure, Kind};
 use super::fingerprint::fingerprint;
@@ -23,8 +24,12 @@ use crate::engine_process::child::EngineChild;
 use crate::host::clock::spoken;
 use crate::host::http::Http;
 use crate::ids::RowId;
+use crate::memory::{self, Room};
 use crate::registry::{Endpoint, RowState};
 use crate::store::servers::ServerRow;
+
+/// Longest pause between two looks for memory, where no row changes meanwhile: other programs give some back too.
+const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_secs(2);
 
 /// What a row's task is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -140,7 +145,7 @@ impl RowTask {
         let engine = self.engine.as_ref().map(|engine| EngineSituation {
             ready: engine.endpoint().is_some(),
             current: !self.restart && engine.fingerprint() == fingerprint(spec),
-            idle: idle_is_over(spec, engine.endpoint().and_then(|endpoint| endpoint.idle_for(now))),
+            usage: usage(spec, engine.endpoint().and_then(|endpoint| endpoint.idle_for(now))),
         });
         let failed = self.publisher.status().state == RowState::Failed;
         let rest = self.rest.map(|_| if failed { RestKind::Failed } else { RestKind::Short });
@@ -150,7 +155,7 @@ impl RowTask {
             Step::Serve => self.serve(want).await,
             Step::Stop => self.stop_engine("stopping").await,
             Step::Replace => self.stop_engine("restarting with new settings").await,
-            Step::Unload => self.unload().await,
+            Step::Unload => self.unload(want).await,
             Step::Rest => self.wait_for_rest(want).await,
             Step::Down => self.wait_without_engine(want, RowState::Stopped, None).await,
             Step::Sleep => self.wait_without_engine(want, RowState::Sleeping, Some("loads on the next request")).await,
@@ -176,24 +181,55 @@ impl RowTask {
     }
 
     async fn launch(&mut self) {
-        let interrupted = self.interrupted(Want::Up);
+        let mut interrupted = pin!(self.interrupted(Want::Up));
         let deps = Arc::clone(&self.shared.deps);
         let prepared = tokio::select! {
-            prepared = launch::prepare(&mut self.publisher, &deps, &self.shared.turns) => prepared,
-            Interrupted = interrupted => return,
+            prepared = launch::prepare(&mut self.publisher, &deps) => prepared,
+            Interrupted = &mut interrupted => return,
         };
-        let launched = match prepared {
-            Ok(prepared) => launch::start(&mut self.publisher, &deps, prepared).await,
-            Err(failure) => Err(failure),
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => return self.note_failure(failure, Duration::ZERO).await,
         };
-        match launched {
-            Ok(engine) => {
-                if std::mem::take(&mut self.died) {
-                    self.publisher.show(|status| status.restarts = status.restarts.saturating_add(1)).await;
+        loop {
+            let turn = tokio::select! {
+                turn = launch::turn(&mut self.publisher, &self.shared.turns) => turn,
+                Interrupted = &mut interrupted => return,
+            };
+            let launched = match turn {
+                Ok(turn) => launch::start(&mut self.publisher, &deps, &prepared, turn).await,
+                Err(failure) => Err(failure),
+            };
+            let failure = match launched {
+                Ok(engine) => {
+                    if std::mem::take(&mut self.died) {
+                        self.publisher.show(|status| status.restarts = status.restarts.saturating_add(1)).await;
+                    }
+                    self.engine = Some(engine);
+                    return;
                 }
-                self.engine = Some(engine);
+                Err(failure) => failure,
+            };
+            let snapshot = deps.registry.snapshot();
+            let room = failure.short.map_or(Room::Nowhere, |short| memory::room(&snapshot, self.id(), short, Instant::now()));
+            let asked = match room {
+                Room::From(rows) => rows,
+                Room::Busy => Vec::new(),
+                Room::Nowhere => return self.note_failure(failure, Duration::ZERO).await,
+            };
+            let reason = format!("waiting for memory that on-demand rows hold: {}", failure.reason);
+            self.publisher.show_room(Some(asked), |status| (status.state, status.state_reason) = (RowState::Starting, Some(reason))).await;
+            let mut changed = deps.registry.subscribe();
+            let interrupted = tokio::select! {
+                _ = changed.changed() => false,
+                () = tokio::time::sleep(LOOK_FOR_ROOM_EVERY) => false,
+                Interrupted = &mut interrupted => true,
+            };
+            // What was chosen held for the memory as it was.
+            self.publisher.take_back_room();
+            if interrupted {
+                return;
             }
-            Err(failure) => self.note_failure(failure, Duration::ZERO).await,
         }
     }
 
@@ -302,9 +338,10 @@ impl RowTask {
     }
 
     /// Unloads if nobody is inside at this very moment; a request that comes later wakes the row again.
-    async fn unload(&mut self) {
+    async fn unload(&mut self, want: Want) {
+        let reason = if want == Want::MakeRoom { "making room for another row" } else { "unloading after its idle time" };
         if self.engine.as_ref().is_some_and(Engine::close_if_idle) {
-            self.stop_engine("unloading after its idle time").await;
+            self.stop_engine(reason).await;
         }
     }
 

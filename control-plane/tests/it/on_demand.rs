@@ -123,3 +123,84 @@ async fn an_idle_unload_raced_by_requests_loses_none_of_them() {
     println!("{sent} requests over {} loads in {seconds} s", loads.len());
     assert!(loads.len() > 1, "the race met no unload");
 }
+
+/// Room for two rows of 100 MiB and what the simulated engine takes beside, not for three.
+const ROOM_FOR_TWO: &str = "[supervisor]\nmemory_limit_bytes = 280000000\n[gateway]\ncold_start_wait = 15\n";
+
+fn takes_100_mib(name: &str, more: &[&str]) -> Value {
+    on_demand(name, &[&["--memory-mib", "100"], more].concat(), 3600)
+}
+
+#[tokio::test]
+async fn a_sleeping_row_that_finds_no_memory_gets_it_from_the_one_idle_longest() {
+    let app = TestApp::start_with(ROOM_FOR_TWO).await;
+    let (old, fresh, cold) = (
+        app.create_row(&takes_100_mib("old", &[])).await,
+        app.create_row(&takes_100_mib("fresh", &[])).await,
+        app.create_row(&takes_100_mib("cold", &[])).await,
+    );
+    // The same load cost for both that are up, so the idle time decides.
+    for name in ["old", "fresh", "cold", "old"] {
+        let (status, reply) = app.chat(name, "hello", json!({})).await;
+        assert_eq!(status, StatusCode::OK, "{name}: {reply}\n{}", app.log());
+        assert!(app.engines().len() <= 2, "{name}");
+    }
+    // "cold" put "old" to sleep, and "old" in turn "fresh".
+    app.wait_state(&old, "ready").await;
+    app.wait_state(&fresh, "sleeping").await;
+    app.wait_state(&cold, "ready").await;
+    assert!(app.log().contains("making room for another row"));
+}
+
+#[tokio::test]
+async fn a_busy_row_is_never_put_to_sleep_and_whoever_needs_its_memory_waits_for_it() {
+    let app = TestApp::start_with("[supervisor]\nmemory_limit_bytes = 150000000\n").await;
+    let busy = app.create_row(&takes_100_mib("busy", &["--tokens", "60", "--decode-us-per-token", "50000"])).await;
+    let cold = app.create_row(&takes_100_mib("cold", &[])).await;
+    let (status, stream) = app.chat_stream("busy", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::OK);
+    let waiting = app.chat("cold", "hello", json!({}));
+    let looking = async {
+        let reason = eventually("the cold row waits", STEP, async || {
+            let reason = app.row(&cold).await["state_reason"].as_str().unwrap_or_default().to_owned();
+            reason.starts_with("waiting for memory that on-demand rows hold: ").then_some(reason)
+        })
+        .await;
+        assert!(reason.contains("> ") && reason.contains("supervisor.memory_limit_bytes"), "{reason}");
+        assert_eq!(app.row(&busy).await["state"], "ready");
+        stream.collect().await
+    };
+    let ((status, reply), events) = tokio::join!(waiting, looking);
+    assert_eq!(events.last().unwrap().data, "[DONE]", "the busy row finished its reply");
+    assert_eq!(status, StatusCode::OK, "{reply}");
+    app.wait_state(&busy, "sleeping").await;
+}
+
+#[tokio::test]
+async fn a_row_that_no_sleep_of_others_makes_room_for_fails_at_once_with_the_sum() {
+    let app = TestApp::start_with("[supervisor]\nmemory_limit_bytes = 150000000\n").await;
+    let mut running = sim_row("runs", &["--memory-mib", "100"]);
+    running["desired_state"] = json!("running");
+    let runs = app.create_row(&running).await;
+    app.wait_state(&runs, "ready").await;
+    let cold = app.create_row(&takes_100_mib("cold", &[])).await;
+    let (status, reply) = app.chat("cold", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{reply}");
+    let reason = app.row(&cold).await["state_reason"].as_str().unwrap().to_owned();
+    assert!(reason.starts_with("weights 105 MB + ") && reason.contains("fits with a smaller --memory-mib"), "{reason}");
+    assert_eq!(app.row(&runs).await["state"], "ready");
+}
+
+#[tokio::test]
+async fn a_row_that_waits_for_memory_goes_back_to_sleep_when_nobody_wants_it_any_more() {
+    let app = TestApp::start_with("[supervisor]\nmemory_limit_bytes = 150000000\n[gateway]\ncold_start_wait = 1\n").await;
+    let busy = app.create_row(&takes_100_mib("busy", &["--tokens", "400", "--decode-us-per-token", "50000"])).await;
+    let cold = app.create_row(&takes_100_mib("cold", &[])).await;
+    let (status, stream) = app.chat_stream("busy", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::OK);
+    let (status, reply) = app.chat("cold", "hello", json!({})).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{reply}");
+    app.wait_state(&cold, "sleeping").await;
+    assert_eq!(app.row(&busy).await["state"], "ready");
+    drop(stream);
+}

@@ -2,7 +2,7 @@
 
 use super::need::{Plan, Shape, cells, need};
 use super::show::{parts, size};
-use super::{Free, Placement, SizingError};
+use super::{Free, Placement, Pool, Shortage, SizingError};
 use crate::model::ModelFacts;
 use crate::spec::{EngineSpec, Task};
 
@@ -179,7 +179,24 @@ impl Search<'_> {
             Placement::Split => format!("{} free on the devices and {} on the host", size(self.free.devices), size(self.free.host)),
         };
         let arithmetic = format!("{} = {} > {room} (context {context} x slots {slots})", parts(&need), size(need.total_bytes()));
-        SizingError::DoesNotFit { arithmetic, hint: self.cure(plan, placement, ideal) }
+        SizingError::DoesNotFit { arithmetic, hint: self.cure(plan, placement, ideal), short: self.short(plan, placement) }
+    }
+
+    fn short(&self, plan: Plan, placement: Placement) -> Shortage {
+        let (host, devices) = self.split(plan, placement);
+        if placement == Placement::Split {
+            let free = self.free.host.saturating_add(self.free.devices);
+            return Shortage { bytes: host.saturating_add(devices).saturating_sub(free), of: Pool::Either };
+        }
+        let (host, devices) = (host.saturating_sub(self.free.host), devices.saturating_sub(self.free.devices));
+        let of = if self.free.shared && self.free.device_count > 0 {
+            Pool::Either
+        } else if devices > host {
+            Pool::Devices
+        } else {
+            Pool::Host
+        };
+        Shortage { bytes: host.max(devices), of }
     }
 
     fn cure(&self, plan: Plan, placement: Placement, ideal: u32) -> String {

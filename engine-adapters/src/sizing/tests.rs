@@ -142,9 +142,13 @@ fn a_row_that_does_not_fit_shows_the_sum_and_a_cure_that_fits() {
         &machine,
     )
     .unwrap_err();
-    let SizingError::DoesNotFit { arithmetic, hint } = error else { panic!("{error}") };
+    let SizingError::DoesNotFit { arithmetic, hint, short } = error else { panic!("{error}") };
     assert!(arithmetic.starts_with("weights 4.9 GB + KV 8.6 GB + compute "), "{arithmetic}");
     assert!(arithmetic.contains("> 8.6 GB free (context 65536 x slots 1)"), "{arithmetic}");
+    assert_eq!(short.of, Pool::Host);
+    let roomier =
+        HostFacts { memory: MemoryFacts { available_bytes: (8 << 30) + short.bytes, ..machine.memory.clone() }, ..machine.clone() };
+    assert!(sized(|spec| (spec.slots, spec.context) = (Some(1), Some(65_536)), &model, &roomier).is_ok(), "{} more is enough", short.bytes);
     let context: u32 = hint.strip_prefix("fits with context ").unwrap().split(' ').next().unwrap().parse().unwrap();
     let cured = sized(
         |spec| {

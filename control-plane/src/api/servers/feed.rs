@@ -96,6 +96,7 @@ mod tests {
             status: RowStatus { state, ..RowStatus::default() },
             endpoint: None,
             demand: Arc::default(),
+            room: None,
         }
     }
 

@@ -31,7 +31,8 @@ impl Sequence for Text {
 
     fn common_prefix(&self, other: &Self) -> usize {
         let (left, right) = (&self.bytes[..], &other.bytes[..]);
-        let same = left.chunks_exact(STRIDE).zip(right.chunks_exact(STRIDE)).take_while(|(left, right)| left == right).count() * STRIDE;
+        let same = left.as_chunks::<STRIDE>().0.iter().zip(right.as_chunks::<STRIDE>().0).take_while(|(left, right)| left == right).count()
+            * STRIDE;
         let rest = left[same..].iter().zip(&right[same..]).take_while(|(left, right)| left == right).count();
         let bytes = same + rest;
         // The last token of a prompt may be a part of one; it is the same only if both end there.

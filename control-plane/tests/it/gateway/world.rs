@@ -67,6 +67,7 @@ pub fn endpoint(address: SocketAddr, slots: u32) -> Endpoint {
         load: RowLoad::default(),
         queue: LastQueue::default(),
         ready_since: Instant::now(),
+        load_time: None,
         ended: CancellationToken::new(),
     }
 }
@@ -83,6 +84,7 @@ pub fn row(name: &str, state: RowState, endpoint: Option<Endpoint>) -> RowView {
         status: RowStatus { state, ..RowStatus::default() },
         endpoint: endpoint.map(Arc::new),
         demand: Arc::new(Demand::default()),
+        room: None,
     }
 }
 
