@@ -139,7 +139,9 @@ pub fn cors(config: &SecurityConfig) -> Option<CorsLayer> {
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers(ExposeHeaders::list([
                 HeaderName::from_static("x-request-id"),
+                HeaderName::from_static("request-id"),
                 http::header::RETRY_AFTER,
+                HeaderName::from_static("retry-after-ms"),
                 http::header::ETAG,
                 http::header::LOCATION,
             ])),

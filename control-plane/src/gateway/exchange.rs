@@ -39,6 +39,8 @@ use crate::routing::{Ask, Mode};
 
 /// Names the request in every reply; the client's own, if it is sane.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same where Anthropic's clients look for it.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Names the row that answered.
 const ROW: HeaderName = HeaderName::from_static("x-lifeboat-row");
 /// Tells where the request went and why.
@@ -49,7 +51,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=ut
 const REQUEST_ID_BYTES: usize = 128;
 
 /// Headers of an engine's reply that concern its own connection or that are ours to set.
-const NOT_RETURNED: [HeaderName; 14] = [
+const NOT_RETURNED: [HeaderName; 15] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     header::TRANSFER_ENCODING,
@@ -64,6 +66,7 @@ const NOT_RETURNED: [HeaderName; 14] = [
     header::ACCESS_CONTROL_ALLOW_ORIGIN,
     header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
     REQUEST_ID,
+    ANTHROPIC_REQUEST_ID,
 ];
 
 /// Answers one request of a route.
@@ -84,7 +87,11 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, route: &'static Route, reque
         }
     };
     let mut response = answering.instrument(span).await.unwrap_or_else(|failure| failure.response(route.dialect));
-    response.headers_mut().insert(REQUEST_ID, id_value);
+    let headers = response.headers_mut();
+    if route.dialect == Dialect::Anthropic {
+        headers.insert(ANTHROPIC_REQUEST_ID, id_value.clone());
+    }
+    headers.insert(REQUEST_ID, id_value);
     if let Ok(caller) = &caller {
         standing::tell(caller, response.headers_mut());
     }

@@ -130,12 +130,8 @@ impl Form {
 
     /// What to tell where the other way fails too.
     pub(super) fn lacks_both(&self, fault: Fault) -> Fault {
-        if self.api != Api::CountTokens || !matches!(&fault, Fault::Refused { .. }) {
-            return fault;
-        }
-        let mut error = ApiError::new(ErrorCode::UnsupportedEndpoint, "this model's engine cannot count the tokens of a conversation");
-        error.status = StatusCode::NOT_IMPLEMENTED.as_u16();
-        Fault::Said(error)
+        let cannot = self.api == Api::CountTokens && matches!(&fault, Fault::Refused { .. });
+        if cannot { Fault::Said(cannot_count()) } else { fault }
     }
 
     /// The answer that needs no engine.
@@ -210,14 +206,21 @@ fn head(endpoint: ollama::Endpoint, ids: &Ids<'_>) -> ollama::Head {
     ollama::Head { endpoint, model: ids.model.to_owned(), created_at: now.to_string() }
 }
 
-/// Anthropic's count from vLLM's.
+/// Neither Anthropic's count nor vLLM's is there.
+fn cannot_count() -> ApiError {
+    let mut error = ApiError::new(ErrorCode::UnsupportedEndpoint, "this model's engine cannot count the tokens of a conversation");
+    error.status = StatusCode::NOT_IMPLEMENTED.as_u16();
+    error
+}
+
+/// Anthropic's count from vLLM's. A `/tokenize` that tells no count is another engine's, which takes no conversation.
 fn counted(document: &[u8]) -> Result<Vec<u8>, ApiError> {
     #[derive(Deserialize)]
     struct Counted {
-        count: u64,
+        count: Option<u64>,
     }
     let unreadable =
         |error: serde_json::Error| ApiError::new(ErrorCode::UpstreamFailed, format!("the engine's count cannot be read: {error}"));
-    let Counted { count } = serde_json::from_slice(document).map_err(unreadable)?;
+    let count = serde_json::from_slice::<Counted>(document).map_err(unreadable)?.count.ok_or_else(cannot_count)?;
     Ok(serde_json::json!({ "input_tokens": count }).to_string().into_bytes())
 }

@@ -1,5 +1,5 @@
 //! The official `openai` and `anthropic` packages for Python and for Node and `ollama` for Python, pinned, against the real
-//! engine; keys against the simulated one.
+//! engine; keys, limits, tools and clients that leave against the simulated one.
 //!
 //! The packages are installed once beside the build's own files; what they do is in `tests/sdk/*.py` and `tests/sdk/node/*.mjs`,
 //! which can also be run by hand against any server.
@@ -50,8 +50,10 @@ fn node_scripts() -> PathBuf {
         }
         run(command("npm").arg("ci").current_dir(home));
     });
-    for script in ["openai_package.mjs", "anthropic_package.mjs"] {
-        fs::copy(source.join(script), home.join(script)).unwrap();
+    for script in fs::read_dir(&source).unwrap().map(|entry| entry.unwrap().path()) {
+        if script.extension().is_some_and(|extension| extension == "mjs") {
+            fs::copy(&script, home.join(script.file_name().unwrap())).unwrap();
+        }
     }
     home
 }
@@ -79,7 +81,7 @@ async fn run_script(script: &str, arguments: &[String]) {
     tokio::task::spawn_blocking(move || {
         let for_node = Path::new(&name).extension().is_some_and(|extension| extension == "mjs");
         let (interpreter, folder) = if for_node { ("node".into(), node_scripts()) } else { (python(), scripts()) };
-        run(command(interpreter).arg(folder.join(name)).args(arguments));
+        run(command(interpreter).env("PYTHONDONTWRITEBYTECODE", "1").arg(folder.join(name)).args(arguments));
     })
     .await
     .unwrap();
@@ -125,12 +127,25 @@ async fn the_packages_work_with_a_key_and_are_told_of_a_wrong_one() {
     }
 }
 
+/// An engine that only knows chat completions: messages and responses, and their tools, are Lifeboat's own doing.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_openai_package_sees_a_limit_as_such_and_waits_as_it_is_told() {
+async fn the_packages_call_tools_whole_and_streamed_in_every_dialect() {
     let mut app = TestApp::start().await;
-    app.create_key().await;
-    app.ready_sim_row("slow", &["--tokens", "4000", "--decode-us-per-token", "50000", "--prefill-us-per-char", "0"]).await;
+    let key = app.create_key().await;
+    app.ready_sim_row("chat", &["--chat-only", "--decode-us-per-token", "500", "--prefill-us-per-char", "0"]).await;
+    for script in ["openai_tools.py", "anthropic_tools.py", "openai_tools.mjs", "anthropic_tools.mjs"] {
+        run_script(script, &[app.url(""), "chat".to_owned(), key.clone()]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_packages_see_limits_and_refusals_as_such_and_free_their_slot_when_they_leave() {
+    let mut app = TestApp::start().await;
+    let admin = app.create_key().await;
+    app.ready_sim_row("slow", &["--chat-only", "--tokens", "4000", "--decode-us-per-token", "50000", "--prefill-us-per-char", "0"]).await;
     let wanted = serde_json::json!({"name": "one", "limits": {"concurrent_requests": 1}});
     let (_, key) = app.call(reqwest::Method::POST, "/api/keys", Some(&wanted)).await;
-    run_script("limited_key.py", &[app.url(""), "slow".to_owned(), key["key"].as_str().unwrap().to_owned()]).await;
+    for script in ["openai_limits.py", "anthropic_limits.py", "openai_limits.mjs", "anthropic_limits.mjs"] {
+        run_script(script, &[app.url(""), "slow".to_owned(), key["key"].as_str().unwrap().to_owned(), admin.clone()]).await;
+    }
 }

@@ -4,7 +4,7 @@ Usage: openai_package.py BASE MODEL CONTEXT [KEY]
 
 BASE is the server without `/v1`, CONTEXT the tokens one conversation may have. Every check raises on
 failure; the exit code is then 1. With KEY, a wrong key is tried too (a server without keys takes any), and
-what only a real engine does (schemas, refused images) is not.
+what only a real engine does (refusing images) is not.
 """
 
 import json
@@ -169,10 +169,10 @@ def main() -> None:
     check_unknown_model(client)
     check_context_overflow(client, model, context)
     check_large_body(client, model)
+    check_schema(client, model)
     if key:
         check_wrong_key(base, model)
     else:
-        check_schema(client, model)
         check_image(client, model)
     print("openai", openai.__version__, "ok")
 

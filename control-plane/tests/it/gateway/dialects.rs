@@ -110,12 +110,19 @@ async fn tokens_are_counted_by_another_way_or_not_at_all() {
     world.registry.publish(of_kind(EngineKind::External, &able));
     assert_eq!(world.call("/v1/messages/count_tokens", &body).await, (200, json!({"input_tokens": 12})));
     world.stop().await;
-    let world = World::start().await;
-    let unable = Engine::start(|_| Step::json(404, "{}")).await;
-    world.registry.publish(of_kind(EngineKind::External, &unable));
-    let (status, reply) = world.call("/v1/messages/count_tokens", &body).await;
-    assert!(status == 501 && reply["error"]["message"].as_str().unwrap().contains("cannot count"), "{status} {reply}");
-    world.stop().await;
+    // No `/tokenize`, and that of an older llama-server, which takes a text and knows no conversation.
+    for (tokenize_status, tokenized) in [(404, "{}"), (200, r#"{"tokens":[]}"#)] {
+        let world = World::start().await;
+        let unable = Engine::start(move |request| match request.target() {
+            "/tokenize" => Step::json(tokenize_status, tokenized),
+            _ => Step::json(404, "{}"),
+        })
+        .await;
+        world.registry.publish(of_kind(EngineKind::External, &unable));
+        let (status, reply) = world.call("/v1/messages/count_tokens", &body).await;
+        assert!(status == 501 && reply["error"]["message"].as_str().unwrap().contains("cannot count"), "{status} {reply}");
+        world.stop().await;
+    }
 }
 
 #[tokio::test]
