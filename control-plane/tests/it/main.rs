@@ -24,6 +24,7 @@ mod pull;
 mod real_engine;
 mod reconcile;
 mod requests;
+mod rolling;
 mod sdk;
 mod shutdown;
 mod sim_engine;
