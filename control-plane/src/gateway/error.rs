@@ -34,9 +34,11 @@ pub(super) struct Failure {
 }
 
 impl From<ApiError> for Failure {
+    /// Whatever is refused for now says when to come back, whoever refused it.
     fn from(error: ApiError) -> Self {
-        let retry_after = error.retry_after.map(|seconds| Duration::from_secs(seconds.into()));
-        Self { error, retry_after }
+        let for_now = matches!(error.status, 429 | 503);
+        let failure = Self { error, retry_after: None };
+        if for_now { failure.after(Duration::ZERO) } else { failure }
     }
 }
 
@@ -93,9 +95,7 @@ impl Failure {
             IntakeError::TooLarge { limit } => {
                 Self::new(ErrorCode::BodyTooLarge, format!("the request body is larger than the limit of {limit} bytes"))
             }
-            IntakeError::NoRoom => {
-                Self::new(ErrorCode::Overloaded, "too many bytes of request bodies are held at the moment").after(Duration::ZERO)
-            }
+            IntakeError::NoRoom => Self::new(ErrorCode::Overloaded, "too many bytes of request bodies are held at the moment"),
             IntakeError::Broken(why) => Self::new(ErrorCode::InvalidRequest, format!("the request body broke off: {why}")),
             IntakeError::Slow(limit) => {
                 Self::new(ErrorCode::InvalidRequest, format!("no byte of the request body came for {} s", limit.as_secs()))
@@ -165,8 +165,11 @@ impl Failure {
                 if error.message.contains(endpoint.authority.as_str()) {
                     "the engine failed".clone_into(&mut error.message);
                 }
-                error.retry_after = retry_after.as_ref().and_then(|value| value.to_str().ok()?.trim().parse().ok()).or(error.retry_after);
-                error.into()
+                let failure = Self::from(error);
+                match retry_after.as_ref().and_then(|value| value.to_str().ok()?.trim().parse::<u32>().ok()) {
+                    Some(seconds) => Self { retry_after: Some(Duration::from_secs(seconds.into())), ..failure },
+                    None => failure,
+                }
             }
             Fault::Said(error) => error.clone().into(),
             Fault::Silent(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the engine sent nothing for {} s", limit.as_secs())),
@@ -221,7 +224,8 @@ impl Failure {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(wait) = self.retry_after {
-            let milliseconds = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+            // Rounded up: who comes back a moment early is turned away again.
+            let milliseconds = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
             headers.insert(RETRY_AFTER, HeaderValue::from(milliseconds.div_ceil(1000)));
             headers.insert("retry-after-ms", HeaderValue::from(milliseconds));
         }
@@ -262,6 +266,60 @@ mod tests {
         assert_eq!(response.status(), 429);
         assert!((8000..=12000).contains(&header("retry-after-ms")));
         assert_eq!(header("retry-after"), header("retry-after-ms").div_ceil(1000));
+    }
+
+    #[test]
+    fn all_that_is_refused_for_now_says_when_to_come_back_and_what_is_not_does_not() {
+        let second = Duration::from_secs(1);
+        let refused = |status: u16, retry_after: Option<&'static str>| Fault::Refused {
+            status: StatusCode::from_u16(status).unwrap(),
+            retry_after: retry_after.map(HeaderValue::from_static),
+            body: Bytes::new(),
+        };
+        let intakes = [
+            IntakeError::TooLarge { limit: 1 },
+            IntakeError::NoRoom,
+            IntakeError::Broken("x".into()),
+            IntakeError::Slow(second),
+            IntakeError::Late(second),
+            IntakeError::Stopping,
+        ];
+        let refusals = [
+            Refusal::UnknownModel,
+            Refusal::TooHeavy { wanted: 2, slots: 1 },
+            Refusal::Full { waiting: 1, retry_after: Duration::ZERO },
+            Refusal::TooLong { waited: second, retry_after: Duration::ZERO },
+            Refusal::NotUp { waited: second },
+            Refusal::Hopeless("x".into()),
+            Refusal::NoOther,
+        ];
+        let faults = (400..=599).map(|status| refused(status, None)).chain([
+            refused(429, Some("Wed, 21 Oct 2026 07:28:00 GMT")),
+            Fault::Said(ApiError::from_engine(503, b"")),
+            Fault::Ended,
+            Fault::Silent(second),
+            Fault::Cancelled,
+        ]);
+        let engine = endpoint(40123, 1);
+        let failures =
+            intakes.iter().map(Failure::intake).chain(refusals.iter().map(|refusal| Failure::refused(refusal, "m", std::iter::empty())));
+        let failures = failures.chain(faults.map(|fault| Failure::fault(&fault, &engine)));
+        let mut refused_for_now = 0;
+        for failure in failures {
+            for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Ollama] {
+                let response = failure.response(dialect);
+                let number = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().parse::<u64>().unwrap());
+                let for_now = matches!(response.status().as_u16(), 429 | 503 | 529);
+                let (seconds, milliseconds) = (number("retry-after"), number("retry-after-ms"));
+                assert_eq!((seconds.is_some(), milliseconds.is_some()), (for_now, for_now), "{failure:?}");
+                assert_eq!(seconds, milliseconds.map(|wait| wait.div_ceil(1000)), "{failure:?}");
+                assert!(milliseconds.is_none_or(|wait| (800..=72_000).contains(&wait)), "{failure:?}");
+                refused_for_now += u32::from(for_now);
+            }
+        }
+        assert_eq!(refused_for_now, 3 * (2 + 4 + 3 + 3), "intake, admission, statuses of engines, other faults");
+        let said = Failure::fault(&refused(503, Some(" 7 ")), &engine);
+        assert_eq!(said.retry_after, Some(Duration::from_secs(7)), "an engine's own word is passed on");
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Fault {
         match self {
             Self::Connect(_) | Self::Closed(_) | Self::Torn(_) | Self::Ended => true,
             Self::Silent(_) | Self::TooLong(_) | Self::Cancelled | Self::Strange(_) | Self::Said(_) => false,
-            Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504),
+            Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504 | 529),
         }
     }
 

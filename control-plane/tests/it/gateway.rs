@@ -7,6 +7,7 @@ mod faults;
 mod forwarding;
 mod limits;
 mod refusals;
+mod turned_away;
 mod waiting;
 mod world;
 

@@ -133,8 +133,6 @@ pub struct ApiError {
     pub message: String,
     /// The field at fault.
     pub param: Option<String>,
-    /// Seconds until it is worth trying again.
-    pub retry_after: Option<u32>,
     /// Tokens of the prompt, where the context was too short.
     pub prompt_tokens: Option<u64>,
     /// Tokens of context of a slot, where it was too short.
@@ -147,7 +145,7 @@ const MAX_MESSAGE_CHARS: usize = 2000;
 impl ApiError {
     /// An error with the status of its code.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, status: code.status(), message: message.into(), param: None, retry_after: None, prompt_tokens: None, context: None }
+        Self { code, status: code.status(), message: message.into(), param: None, prompt_tokens: None, context: None }
     }
 
     /// The same, blaming a field.
@@ -215,7 +213,7 @@ impl ApiError {
             403 | 404 | 405 | 501 => (ErrorCode::UnsupportedEndpoint, false),
             413 => (ErrorCode::BodyTooLarge, false),
             429 => (ErrorCode::RateLimited, false),
-            503 => (ErrorCode::NoReadyRow, false),
+            503 | 529 => (ErrorCode::NoReadyRow, false),
             504 => (ErrorCode::UpstreamTimeout, false),
             508 => (ErrorCode::RequestLoop, false),
             400..=499 => (ErrorCode::InvalidRequest, true),
@@ -227,9 +225,6 @@ impl ApiError {
         );
         if keep_status {
             error.status = status;
-        }
-        if matches!(code, ErrorCode::NoReadyRow | ErrorCode::RateLimited) {
-            error.retry_after = Some(1);
         }
         error.param = said.param;
         error
@@ -406,7 +401,7 @@ mod tests {
 
     #[test]
     fn engine_errors_become_stable_codes() {
-        let table: [(u16, &str, ErrorCode, u16); 13] = [
+        let table: [(u16, &str, ErrorCode, u16); 14] = [
             (400, r#"{"error":{"code":400,"message":"bad","type":"invalid_request_error"}}"#, ErrorCode::InvalidRequest, 400),
             (422, r#"{"detail":"no"}"#, ErrorCode::InvalidRequest, 422),
             (
@@ -429,6 +424,7 @@ mod tests {
             (500, r#"{"error":{"message":"boom","type":"server_error"}}"#, ErrorCode::UpstreamFailed, 502),
             (500, "<html>", ErrorCode::UpstreamFailed, 502),
             (429, "", ErrorCode::RateLimited, 429),
+            (529, r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#, ErrorCode::NoReadyRow, 503),
             (400, r#"{"error":"plain"}"#, ErrorCode::InvalidRequest, 400),
         ];
         for (status, body, code, out) in table {

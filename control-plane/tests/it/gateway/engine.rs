@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,6 +45,8 @@ pub enum Step {
     End,
     /// Wait until the engine is let go, or the caller leaves.
     Hold,
+    /// Take this long, as a real engine does.
+    Pause(Duration),
     /// Close the connection at once.
     Cut,
 }
@@ -178,6 +181,10 @@ async fn play(stream: &mut TcpStream, steps: Vec<Step>, shared: &Shared) -> bool
             Step::Piece(text) => stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).await,
             Step::End => stream.write_all(b"0\r\n\r\n").await,
             Step::Cut => return false,
+            Step::Pause(time) => {
+                tokio::time::sleep(time).await;
+                Ok(())
+            }
             Step::Hold => {
                 let mut go = shared.go.subscribe();
                 tokio::select! {
