@@ -132,7 +132,7 @@ async fn the_packages_work_with_a_key_and_are_told_of_a_wrong_one() {
 async fn the_packages_call_tools_whole_and_streamed_in_every_dialect() {
     let mut app = TestApp::start().await;
     let key = app.create_key().await;
-    app.ready_sim_row("chat", &["--chat-only", "--decode-us-per-token", "500", "--prefill-us-per-char", "0"]).await;
+    app.ready_sim_row("chat", &["--chat-only", "--decode-us-per-token", "2000", "--prefill-us-per-char", "0"]).await;
     for script in ["openai_tools.py", "anthropic_tools.py", "openai_tools.mjs", "anthropic_tools.mjs"] {
         run_script(script, &[app.url(""), "chat".to_owned(), key.clone()]).await;
     }

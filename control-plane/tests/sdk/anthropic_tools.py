@@ -9,7 +9,7 @@ import sys
 
 import anthropic
 import pydantic
-from common import QUESTION, RESULT, SCHEMA, check_input
+from common import BROKEN, QUESTION, RESULT, SCHEMA, check_input
 
 TOOLS = [{"name": "other", "input_schema": {"type": "object"}}, {"name": "weather", "description": "The weather in a town.", "input_schema": SCHEMA}]
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -89,12 +89,32 @@ def check_schema(client: anthropic.Anthropic, model: str) -> None:
     assert isinstance(parsed, Forecast), parsed
 
 
+def check_broken_call(client: anthropic.Anthropic, model: str) -> None:
+    """Half a call is never taken for a whole one."""
+    broken = [{"role": "user", "content": BROKEN}]
+    request = dict(model=model, messages=broken, tools=TOOLS, tool_choice={"type": "tool", "name": "weather"}, max_tokens=64)
+    try:
+        with client.messages.stream(**request) as stream:
+            stream.get_final_message()
+    except anthropic.APIStatusError as failure:
+        assert failure.body["error"]["type"] == "api_error", failure.body
+    else:
+        raise AssertionError("a broken stream ended in order")
+    try:
+        client.messages.create(**request)
+    except anthropic.InternalServerError as failure:
+        assert failure.status_code == 502 and failure.body["error"]["type"] == "api_error", failure.body
+    else:
+        raise AssertionError("a broken reply was taken for a whole one")
+
+
 def main() -> None:
     base, model = sys.argv[1], sys.argv[2]
     key = sys.argv[3] if len(sys.argv) > 3 else "none"
     client = anthropic.Anthropic(base_url=base, api_key=key, max_retries=0, timeout=120)
     check_call(client, model)
     check_cut_call(client, model)
+    check_broken_call(client, model)
     check_runner(client, model)
     check_schema(client, model)
     print("anthropic", anthropic.__version__, "tools ok")

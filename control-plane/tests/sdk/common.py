@@ -12,6 +12,8 @@ SCHEMA = {
 }
 QUESTION = "How is the weather in Oslo?"
 RESULT = "Snow, -3 degrees."
+# The simulated engine cuts the connection before its third token.
+BROKEN = "[[sim:abort@3]] How is the weather in Oslo?"
 
 
 def check_input(given: dict) -> None:

@@ -2,7 +2,7 @@
 
 Usage: openai_tools.py BASE MODEL [KEY]
 
-BASE is the server without `/v1`. The engine has to obey `tool_choice`. Every check raises on failure.
+BASE is the server without `/v1`. The engine has to be a simulated one: it obeys `tool_choice` and fails on demand. Every check raises on failure.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 import openai
 import pydantic
-from common import QUESTION, RESULT, SCHEMA, check_input
+from common import BROKEN, QUESTION, RESULT, SCHEMA, check_input
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 FUNCTION = {"name": "weather", "description": "The weather in a town.", "parameters": SCHEMA}
@@ -122,6 +122,29 @@ def check_schema(client: openai.OpenAI, model: str) -> None:
     assert isinstance(response.output_parsed, Forecast), response
 
 
+def check_broken_call(client: openai.OpenAI, model: str) -> None:
+    """Half a call is never taken for a whole one."""
+    broken = [{"role": "user", "content": BROKEN}]
+    chat = dict(model=model, messages=broken, tools=CHAT_TOOLS[1:], tool_choice="required")
+    response = dict(model=model, input=broken, tools=RESPONSE_TOOLS[1:], tool_choice="required")
+    try:
+        for _chunk in client.chat.completions.create(**chat, stream=True):
+            pass
+    except openai.APIError as failure:
+        assert failure.code == "upstream_failed", failure.body
+    else:
+        raise AssertionError("a broken stream ended in order")
+    events = list(client.responses.create(**response, stream=True))
+    assert events[-1].type == "response.failed" and events[-1].response.error.code == "server_error", events[-1]
+    for call in (lambda: client.chat.completions.create(**chat), lambda: client.responses.create(**response)):
+        try:
+            call()
+        except openai.InternalServerError as failure:
+            assert failure.status_code == 502 and failure.code == "upstream_failed", failure.body
+        else:
+            raise AssertionError("a broken reply was taken for a whole one")
+
+
 def main() -> None:
     base, model = sys.argv[1], sys.argv[2]
     key = sys.argv[3] if len(sys.argv) > 3 else "none"
@@ -129,6 +152,7 @@ def main() -> None:
     check_chat_call(client, model)
     check_response_call(client, model)
     check_cut_call(client, model)
+    check_broken_call(client, model)
     check_schema(client, model)
     print("openai", openai.__version__, "tools ok")
 
