@@ -12,6 +12,7 @@
 mod breaker;
 mod choose;
 mod fair;
+mod glance;
 mod heat;
 mod index;
 mod known;

@@ -105,6 +105,11 @@ impl Breaker {
         }
     }
 
+    /// Whether time alone changes nothing about it.
+    pub fn is_settled(&self, now: f64) -> bool {
+        self.open_until.is_none() && now - self.recovered >= SLOW_START
+    }
+
     /// Seconds until it lets a request pass; 0 = now.
     pub fn opens_in(&self, now: f64) -> f64 {
         self.open_until.map_or(0.0, |until| (until - now).max(0.0))

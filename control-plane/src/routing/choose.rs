@@ -4,12 +4,12 @@
 //! step beside those it decodes for, in a hot pool a charge for computing, and what others lose by it. A busy row takes part
 //! with the wait for it, so waiting for the row that holds a conversation and reading it anew elsewhere are compared directly.
 
+use super::glance::Glance;
 use super::heat::Mode;
 use super::index::HOLDERS;
 use super::known::Home;
-use super::returns::Returns;
 use super::router::{Line, Router};
-use super::row::{Cache, Match, Offer, Row};
+use super::row::{Cache, Match, Offer};
 use super::{Ask, Reason, RowIndex};
 
 /// Weight of what others lose, against what this request gains; this and the next two are the best of those tried in the
@@ -53,21 +53,81 @@ pub(super) struct Choice {
     pub mode: Mode,
 }
 
-#[derive(Clone, Copy)]
-struct Scored {
-    choice: Choice,
-    /// Seconds, this request's and others'.
-    cost: f64,
-    /// What the row holds already, in seconds of reading: tells free rows apart and is no reason to wait for a busy one.
-    crowd: f64,
-    in_flight: f64,
+/// What a request is, for the formula.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    /// Bytes of its prompt.
+    bytes: f64,
+    weight: u32,
+    /// Seconds it is charged with for each second of computing, beside its own first token.
+    price: f64,
+    /// Weight of what a row holds already: nothing for a conversation's next turn, which fills no row any more.
+    placement: f64,
 }
 
-impl Scored {
+/// What a row would give it.
+#[derive(Debug, Clone, Copy)]
+struct Given {
+    /// A slot can be had now.
+    free: bool,
+    /// It has to wait for one certain slot.
+    own: bool,
+    /// Tokens it need not read.
+    cached: f64,
+    /// Seconds that others lose by it.
+    displaced: f64,
+}
+
+/// What one row would cost a request.
+#[derive(Debug, Clone, Copy)]
+struct Quote {
+    row: RowIndex,
+    free: bool,
+    /// It goes on with something the row has read.
+    cached: bool,
+    /// Seconds, this request's and others'.
+    cost: f64,
+    /// The same with what the row holds already: tells rows apart and is no reason to wait for a busy one.
+    crowded: f64,
+    /// Part of the row's slots that is taken.
+    share: f64,
+    /// Predicted seconds to the first token.
+    first_token: f64,
+    /// Prompt tokens to read.
+    uncached: f64,
+}
+
+impl Quote {
+    /// The formula.
+    #[inline]
+    fn of(index: RowIndex, row: &Glance, given: Given, terms: &Terms) -> Self {
+        let whole = terms.bytes * row.tokens_per_byte;
+        let uncached = (whole - given.cached).max(1.0);
+        let read = uncached * row.seconds_per_token;
+        let before = match (given.free, given.own) {
+            (true, _) => row.first_when_free,
+            (false, true) => row.first_in_own,
+            (false, false) => row.first_when_full,
+        };
+        let first_token = before + read;
+        let too_long = if row.context > 0 && whole > f64::from(row.context) { TOO_LONG } else { 0.0 };
+        let cost = first_token + terms.price * read + DISPLACEMENT * given.displaced + too_long;
+        Self {
+            row: index,
+            free: given.free,
+            cached: given.cached > 0.0,
+            cost,
+            crowded: cost + terms.placement * row.living,
+            share: row.share,
+            first_token,
+            uncached,
+        }
+    }
+
     /// Better of two that are both free or both busy.
+    #[inline]
     fn is_better(&self, other: &Self) -> bool {
-        let (mine, theirs) = (self.cost + self.crowd, other.cost + other.crowd);
-        mine < theirs - 1e-9 || ((mine - theirs).abs() <= 1e-9 && self.in_flight < other.in_flight)
+        self.crowded < other.crowded - 1e-9 || ((self.crowded - other.crowded).abs() <= 1e-9 && self.share < other.share)
     }
 }
 
@@ -124,153 +184,147 @@ impl Router {
         }
     }
 
-    /// The best row; `None` = none may be used at all. `free_only` = rows without a free slot do not count.
+    /// The best row; `None` = none may be used at all. `free_only` = rows without a free slot do not count. To be asked after
+    /// a [`Router::look`].
     pub(super) fn choose(&self, line: &Line, ask: &Ask, free_only: bool, now: f64) -> Option<Choice> {
         let matches = self.matches(ask, now);
-        let mode = line.effective_mode();
-        let usable = self.usable(line, ask, now);
-        let rows = line.rows.len().max(1);
-        let price = line.heat.price(line.mode, now) + SHORTAGE_PRICE * self.shortage(line);
         let known = matches.iter().any(|found| found.turn || found.session);
-        let (mut now_free, mut later): (Option<Scored>, Option<Scored>) = (None, None);
-        let mut home: Option<Scored> = None;
-        let mut least_pending = f64::INFINITY;
-        for step in 0..line.rows.len() {
-            let Some(index) = line.rows.get((line.turn + step) % rows).copied() else { continue };
-            let Some(row) = self.row(index).filter(|row| usable(row)) else { continue };
+        let terms = Terms {
+            bytes: ask.prefix.bytes as f64,
+            weight: ask.weight,
+            price: LEAST_PRICE + line.heat.price(line.mode, now) + SHORTAGE_PRICE * shortage(line),
+            placement: if known { 0.0 } else { PLACEMENT },
+        };
+        let usable = usable(line, ask);
+        let (mut now_free, mut later): (Option<Quote>, Option<Quote>) = (None, None);
+        let mut home: Option<Quote> = None;
+        let mut least_ahead = f64::INFINITY;
+        // Among equals, each in turn.
+        let (last, first) = line.rows.split_at(line.turn % line.rows.len().max(1));
+        for index in first.iter().chain(last).copied() {
+            let Some(row) = self.glance(index).filter(|row| usable(row)) else { continue };
             // Most rows have seen nothing of it.
-            let mine: &[Match] = if matches.iter().any(|found| found.home.row == index) { &matches } else { &[] };
-            let Some(scored) = score(row, index, ask, mine, &line.returns, price, known, mode, now) else { continue };
-            least_pending = least_pending.min(row.pending / row.speed.prefill);
-            if !free_only && is_home(row, mine) && home.as_ref().is_none_or(|known| scored.choice.uncached < known.choice.uncached) {
-                home = Some(scored);
+            let seen = matches.iter().any(|found| found.home.row == index);
+            let given = if seen { self.closer_look(index, row, ask, &matches, line, now) } else { strangers(row, &terms) };
+            let Some(given) = given else { continue };
+            let mut quote = Quote::of(index, row, given, &terms);
+            least_ahead = least_ahead.min(row.ahead);
+            if seen && is_home(row, &matches) {
+                quote.cost -= HOME_BONUS;
+                quote.crowded -= HOME_BONUS;
+                if !free_only && home.as_ref().is_none_or(|known| quote.uncached < known.uncached) {
+                    home = Some(quote);
+                }
             }
-            let best = if scored.choice.free { &mut now_free } else { &mut later };
-            if best.as_ref().is_none_or(|best| scored.is_better(best)) {
-                *best = Some(scored);
+            let best = if quote.free { &mut now_free } else { &mut later };
+            if best.as_ref().is_none_or(|best| quote.is_better(best)) {
+                *best = Some(quote);
             }
         }
         let best = match (now_free, later.filter(|_| !free_only)) {
             // Waiting while a slot is free is for what has been read already.
-            (Some(free), Some(busy)) => Some(if busy.cost < free.cost && busy.choice.offer.cached > 0.0 { busy } else { free }),
+            (Some(free), Some(busy)) => Some(if busy.cost < free.cost && busy.cached { busy } else { free }),
             (free, busy) => free.or(busy),
         };
+        let mode = line.effective_mode();
         let strict = home.filter(|home| {
-            let row = self.row(home.choice.row);
-            let pool = row.is_some_and(|row| matches!(row.cache, Cache::Pool(_)));
-            let ahead = row.map_or(0.0, |row| row.pending / row.speed.prefill);
+            let row = self.glance(home.row);
             // Where all its slots are taken, the wait for one is weighed as any other.
-            mode == Mode::Sticky || (pool && home.choice.free && ahead - least_pending <= LEAVE_POOL_AFTER)
+            mode == Mode::Sticky || (home.free && row.is_some_and(|row| row.pool && row.ahead - least_ahead <= LEAVE_POOL_AFTER))
         });
-        if let Some(strict) = strict {
-            return Some(strict.choice);
-        }
-        let spread = (!free_only).then(|| self.popular(line, ask, &matches, &usable, now)).flatten();
-        let mut choice = spread.or(best.map(|best| best.choice))?;
-        if choice.reason == Reason::Fastest && matches.iter().any(|found| found.turn || found.session) {
-            choice.reason = Reason::Moved;
-        }
-        Some(choice)
+        let popular = || {
+            let index = (!free_only).then(|| self.popular(line, ask, &matches, &usable)).flatten()?;
+            let row = self.glance(index)?;
+            Some(Quote::of(index, row, self.closer_look(index, row, ask, &matches, line, now)?, &terms))
+        };
+        let chosen = strict.or_else(popular).or(best)?;
+        self.settle(&chosen, ask, &matches, line, now)
     }
 
-    /// Requests that wait for want of a slot, for each row: whoever computes makes them all wait longer.
-    fn shortage(&self, line: &Line) -> f64 {
-        if line.queue.is_empty() {
-            return 0.0;
-        }
-        let rows = || line.rows.iter().filter_map(|index| self.row(*index)).filter(|row| row.open);
-        let free: u32 = rows().map(|row| row.setup.slots.saturating_sub(row.in_flight)).sum();
-        (line.queue.len() as f64 - f64::from(free)).max(0.0) / line.rows.len().max(1) as f64
+    /// What a row that knows something of a prompt would give it.
+    fn closer_look(&self, index: RowIndex, row: &Glance, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Given> {
+        let room = row.has_room(ask.weight);
+        let offer = self.row(index)?.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, &line.returns, now)?;
+        let free = room && !offer.must_wait;
+        Some(Given { free, own: room && !free, cached: offer.cached, displaced: offer.displaced * row.seconds_per_token })
     }
 
-    /// Which rows of a line a request may use: open, not failed for it already, not left alone. Where most of a pool is to
-    /// be left alone, it is more likely that something else is wrong, and all of it is tried.
-    fn usable(&self, line: &Line, ask: &Ask, now: f64) -> impl Fn(&Row) -> bool {
-        let open = line.rows.iter().filter_map(|index| self.row(*index)).filter(|row| row.open);
-        let (all, shut) = open.fold((0, 0), |(all, shut), row| (all + 1, shut + usize::from(!row.breaker.allows(now))));
-        let fail_open = shut * 2 > all;
-        let avoid = ask.avoid.clone();
-        move |row: &Row| row.open && !avoid.contains(&row.incarnation) && (fail_open || row.breaker.allows(now))
+    /// The choice that a quote stands for, with its slot and its reason.
+    fn settle(&self, quote: &Quote, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Choice> {
+        let (row, glance) = (self.row(quote.row)?, self.glance(quote.row)?);
+        let offer = row.offer(ask.prefix.bytes, matches, glance.has_room(ask.weight), ask.weight <= 1, &line.returns, now)?;
+        let mine = matches.iter().filter(|found| found.home.incarnation == row.incarnation);
+        let reason = match mine.max_by_key(|found| (found.turn, found.session)) {
+            Some(found) if found.session && !found.turn => Reason::Session,
+            Some(found) if found.turn && offer.cached > 0.0 => Reason::Conversation,
+            Some(_) if offer.cached > 0.0 => Reason::Prefix,
+            _ if matches.iter().any(|found| found.turn || found.session) => Reason::Moved,
+            _ => Reason::Fastest,
+        };
+        Some(Choice {
+            row: quote.row,
+            offer,
+            free: quote.free,
+            reason,
+            first_token: quote.first_token,
+            uncached: quote.uncached,
+            mode: line.effective_mode(),
+        })
     }
 
     /// A new conversation whose beginning shared pools hold: popular beginnings may live on as many rows as their share of
     /// the traffic deserves, others on one.
-    fn popular(&self, line: &Line, ask: &Ask, matches: &[Match], usable: &impl Fn(&Row) -> bool, now: f64) -> Option<Choice> {
+    fn popular(&self, line: &Line, ask: &Ask, matches: &[Match], usable: &impl Fn(&Glance) -> bool) -> Option<RowIndex> {
         let shared = |found: &&Match| !found.turn && !found.session && found.bytes as f64 >= ask.prefix.bytes as f64 * KNOWN_PART;
         let holders: Vec<RowIndex> = matches
             .iter()
             .filter(shared)
-            .filter(|found| self.row(found.home.row).is_some_and(|row| usable(row) && matches!(row.cache, Cache::Pool(_))))
+            .filter(|found| self.glance(found.home.row).is_some_and(|row| usable(row) && row.pool))
             .map(|found| found.home.row)
             .collect();
-        let load = |index: &RowIndex| {
-            self.row(*index).map_or(f64::INFINITY, |row| f64::from(row.in_flight) + row.pending / row.speed.prefill.max(1.0))
-        };
+        let load = |index: &RowIndex| self.glance(*index).map_or(f64::INFINITY, |row| f64::from(row.in_flight) + row.ahead);
         let best = holders.iter().copied().min_by(|one, two| load(one).total_cmp(&load(two)))?;
-        let rows: Vec<RowIndex> = line.rows.iter().copied().filter(|index| self.row(*index).is_some_and(usable)).collect();
+        let rows: Vec<RowIndex> = line.rows.iter().copied().filter(|index| self.glance(*index).is_some_and(usable)).collect();
         let depth = self.index.depth(&ask.prefix.blocks);
         let share = ask.prefix.blocks.get(depth.checked_sub(1)?).map_or(0.0, |block| line.popularity.share(*block));
         let allowed = (share * rows.len() as f64 * HOLDER_MARGIN).ceil().max(1.0);
-        let mean = rows.iter().filter_map(|index| self.row(*index)).map(|row| f64::from(row.in_flight)).sum::<f64>() / rows.len() as f64;
-        let crowded = self.row(best).is_some_and(|row| f64::from(row.in_flight) > mean * SPREAD_ABOVE + 1.0);
+        let mean = rows.iter().filter_map(|index| self.glance(*index)).map(|row| f64::from(row.in_flight)).sum::<f64>() / rows.len() as f64;
+        let crowded = self.glance(best).is_some_and(|row| f64::from(row.in_flight) > mean * SPREAD_ABOVE + 1.0);
         // The index names no more holders than these; where more are deserved, any row may be one.
         let everywhere = holders.len() >= HOLDERS && allowed > holders.len() as f64;
         let lightest = |among: &mut dyn Iterator<Item = RowIndex>| among.min_by(|one, two| load(one).total_cmp(&load(two)));
-        let target = if everywhere {
-            lightest(&mut rows.into_iter()).unwrap_or(best)
+        if everywhere {
+            lightest(&mut rows.into_iter())
         } else if crowded && (holders.len() as f64) < allowed {
-            lightest(&mut rows.into_iter().filter(|index| !holders.contains(index))).unwrap_or(best)
+            lightest(&mut rows.into_iter().filter(|index| !holders.contains(index))).or(Some(best))
         } else {
-            best
-        };
-        let row = self.row(target)?;
-        score(row, target, ask, matches, &line.returns, 0.0, true, line.effective_mode(), now).map(|scored| scored.choice)
+            Some(best)
+        }
     }
 }
 
-/// Whether a conversation lives on this row: it goes on there, or its key says so.
-fn is_home(row: &Row, matches: &[Match]) -> bool {
-    matches.iter().any(|found| found.home.incarnation == row.incarnation && (found.turn || found.session))
+/// What a row gives a prompt it knows nothing of; `None` = a slot is free by count, but none of them rests.
+#[inline]
+fn strangers(row: &Glance, terms: &Terms) -> Option<Given> {
+    let free = row.has_room(terms.weight);
+    // A request for several slots is placed by the engine.
+    let displaced = if free && terms.weight <= 1 { row.displaced } else { 0.0 };
+    displaced.is_finite().then_some(Given { free, own: false, cached: 0.0, displaced })
 }
 
-#[expect(clippy::too_many_arguments, reason = "a pure formula over what its two callers have at hand")]
-fn score(
-    row: &Row,
-    index: RowIndex,
-    ask: &Ask,
-    matches: &[Match],
-    returns: &Returns,
-    price: f64,
-    known: bool,
-    mode: Mode,
-    now: f64,
-) -> Option<Scored> {
-    let room = row.has_room(ask.weight, now);
-    let offer = row.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, returns, now)?;
-    let whole = row.speed.tokens(ask.prefix.bytes);
-    let uncached = (whole - offer.cached).max(1.0);
-    let read = uncached / row.speed.prefill;
-    let free = room && !offer.must_wait;
-    let (wait, beside) = if free {
-        (row.pending / row.speed.prefill, row.in_flight)
-    } else if offer.must_wait && room {
-        // Its own slot works on an earlier request of the same conversation.
-        (f64::from(1 + row.waiters) * row.speed.service, row.learned.get())
-    } else {
-        (f64::from(1 + row.waiters) * row.speed.service / f64::from(row.learned.get().max(1)), row.learned.get())
-    };
-    let first_token = wait + read + row.speed.decode * f64::from(beside);
-    let crowd = if known { 0.0 } else { PLACEMENT * row.living(returns, now) / row.speed.prefill };
-    let too_long = if row.setup.context > 0 && whole > f64::from(row.setup.context) { TOO_LONG } else { 0.0 };
-    let home = if is_home(row, matches) { HOME_BONUS } else { 0.0 };
-    let cost = first_token - home + (LEAST_PRICE + price) * read + DISPLACEMENT * offer.displaced / row.speed.prefill + too_long;
-    let mine = |found: &&Match| found.home.incarnation == row.incarnation;
-    let reason = match matches.iter().filter(mine).max_by_key(|found| (found.turn, found.session)) {
-        Some(found) if found.session && !found.turn => Reason::Session,
-        Some(found) if found.turn && offer.cached > 0.0 => Reason::Conversation,
-        Some(_) if offer.cached > 0.0 => Reason::Prefix,
-        _ => Reason::Fastest,
-    };
-    let choice = Choice { row: index, offer, free, reason, first_token, uncached, mode };
-    Some(Scored { choice, cost, crowd, in_flight: f64::from(row.in_flight) / f64::from(row.setup.slots.max(1)) })
+/// Requests that wait for want of a slot, for each row: whoever computes makes them all wait longer.
+fn shortage(line: &Line) -> f64 {
+    (line.queue.len() as f64 - f64::from(line.sums.free)).max(0.0) / line.rows.len().max(1) as f64
+}
+
+/// Which rows of a line a request may use: open, not failed for it already, not left alone. Where most of a pool is to be left
+/// alone, it is more likely that something else is wrong, and all of it is tried.
+fn usable<'a>(line: &Line, ask: &'a Ask) -> impl Fn(&Glance) -> bool + use<'a> {
+    let fail_open = line.sums.shut * 2 > line.sums.open;
+    move |row: &Glance| row.open && (fail_open || row.allowed) && !ask.avoid.contains(&row.incarnation)
+}
+
+/// Whether a conversation lives on this row: it goes on there, or its key says so.
+fn is_home(row: &Glance, matches: &[Match]) -> bool {
+    matches.iter().any(|found| found.home.incarnation == row.incarnation && (found.turn || found.session))
 }

@@ -75,7 +75,7 @@ impl Router {
     pub fn reported(&mut self, index: RowIndex, queue: Option<EngineQueue>, now: f64) {
         let queued = self.lines.values().any(|line| !line.queue.is_empty() && line.rows.contains(&index));
         let Some(row) = self.row_mut(index) else { return };
-        let wanted = queued || row.waiters > 0 || !row.has_room(1, now);
+        let wanted = queued || row.waiters > 0 || row.in_flight >= row.limit(now);
         match queue {
             Some(queue) => row.learned.reported(queue, row.in_flight, wanted),
             None => row.learned.forget(),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::choose::Choice;
 use super::fair::{Claim, FairQueue, Ticket};
+use super::glance::{Glance, Sums};
 use super::heat::{Heat, Mode};
 use super::index::{Holder, PrefixIndex};
 use super::known::{Home, Recent};
@@ -89,6 +90,7 @@ pub(super) struct Line {
     pub turn: usize,
     pub popularity: Popularity,
     pub returns: Returns,
+    pub sums: Sums,
 }
 
 impl Line {
@@ -101,6 +103,7 @@ impl Line {
             turn: 0,
             popularity: Popularity::default(),
             returns: Returns::default(),
+            sums: Sums::default(),
         }
     }
 
@@ -172,6 +175,8 @@ pub struct Grant {
 pub struct Router {
     settings: Settings,
     rows: Vec<Option<Row>>,
+    /// Of the same rows.
+    glances: Vec<Glance>,
     works: Vec<f64>,
     pub(super) lines: HashMap<Arc<str>, Line>,
     flights: HashMap<FlightId, Flight>,
@@ -190,6 +195,7 @@ impl Router {
         Self {
             settings,
             rows: Vec::new(),
+            glances: Vec::new(),
             works: Vec::new(),
             lines: HashMap::new(),
             flights: HashMap::new(),
@@ -207,7 +213,33 @@ impl Router {
     }
 
     pub(super) fn row_mut(&mut self, index: RowIndex) -> Option<&mut Row> {
+        self.outdate(index);
         self.rows.get_mut(usize::from(index.0))?.as_mut()
+    }
+
+    fn outdate(&mut self, index: RowIndex) {
+        if let Some(glance) = self.glances.get_mut(usize::from(index.0)) {
+            glance.outdate();
+        }
+    }
+
+    pub(super) fn glance(&self, index: RowIndex) -> Option<&Glance> {
+        self.glances.get(usize::from(index.0))
+    }
+
+    /// Looks at all rows of a pool, and what they come to together. To be called before anything is decided for it.
+    fn look(&mut self, name: &Arc<str>, now: f64) {
+        let Some(line) = self.lines.get_mut(name) else { return };
+        let (mut sums, count) = (Sums::default(), line.rows.len());
+        for at in line.rows.iter().map(|index| usize::from(index.0)) {
+            let Some(glance) = self.glances.get_mut(at) else { continue };
+            if glance.is_outdated(count, now) {
+                *glance = self.rows.get(at).and_then(Option::as_ref).map_or(Glance::unseen(), |row| row.glance(&line.returns, now));
+            }
+            sums.add(glance);
+        }
+        line.sums = sums;
+        line.heat.observe((f64::from(sums.taken) + line.queue.len() as f64) / f64::from(sums.slots.max(1)), now);
     }
 
     const fn fresh(&mut self) -> u64 {
@@ -220,6 +252,7 @@ impl Router {
         let at = self.rows.iter().position(Option::is_none).unwrap_or(self.rows.len());
         if at == self.rows.len() {
             self.rows.push(None);
+            self.glances.push(Glance::unseen());
             self.works.push(0.0);
         }
         let index = RowIndex(u16::try_from(at).ok().filter(|index| *index < u16::MAX)?);
@@ -232,6 +265,7 @@ impl Router {
         if let Some(place) = self.rows.get_mut(at) {
             *place = Some(Row::new(setup, incarnation, Speed::new(slowest.as_ref()), work));
         }
+        self.outdate(index);
         for name in names {
             self.lines.entry(Arc::clone(name)).or_insert_with(|| Line::new(now)).rows.push(index);
         }
@@ -259,6 +293,7 @@ impl Router {
     pub fn row_gone(&mut self, index: RowIndex) {
         let at = usize::from(index.0);
         let Some(row) = self.rows.get_mut(at).and_then(Option::take) else { return };
+        self.outdate(index);
         // What was stamped before is out of reach of whoever gets this place next.
         if let Some(work) = self.works.get_mut(at) {
             let held = match &row.cache {
@@ -293,10 +328,10 @@ impl Router {
 
     /// A request arrives. It is placed at once, or waits if fewer than `room` do.
     pub fn arrive(&mut self, name: &Arc<str>, ask: &Ask, room: usize, now: f64) -> Arrival {
-        self.observe(name, now);
-        let Some(line) = self.lines.get(name) else { return self.enqueue(name, ask, room, now) };
-        if line.queue.is_empty() || self.rows_with_room(line, now) {
-            let choice = self.choose(line, ask, false, now);
+        self.look(name, now);
+        let Some(line) = self.lines.get(name) else { return self.enqueue(name, ask, None, room, now) };
+        let choice = self.choose(line, ask, false, now);
+        if line.queue.is_empty() || self.has_row_with_room(line) {
             // Whoever came earlier and could use the same slot would have it already.
             if let Some(choice) = choice.filter(|choice| choice.free && (line.queue.is_empty() || Self::nobody_marked(line, choice.row))) {
                 let claim = self.claim(ask, &choice);
@@ -306,12 +341,12 @@ impl Router {
                 return Arrival::Placed(self.place(name, ask, &choice, claim.cost, now));
             }
         }
-        self.enqueue(name, ask, room, now)
+        let marked = choice.map(|choice| choice.row);
+        self.enqueue(name, ask, marked, room, now)
     }
 
-    fn enqueue(&mut self, name: &Arc<str>, ask: &Ask, room: usize, now: f64) -> Arrival {
+    fn enqueue(&mut self, name: &Arc<str>, ask: &Ask, marked: Option<RowIndex>, room: usize, now: f64) -> Arrival {
         let ticket = Ticket(self.fresh());
-        let marked = self.lines.get(name).and_then(|line| self.choose(line, ask, false, now)).map(|choice| choice.row);
         let line = self.lines.entry(Arc::clone(name)).or_insert_with(|| Line::new(now));
         if line.queue.len() >= room {
             return Arrival::Full;
@@ -328,8 +363,8 @@ impl Router {
         }
     }
 
-    fn rows_with_room(&self, line: &Line, now: f64) -> bool {
-        line.rows.iter().filter_map(|index| self.row(*index)).any(|row| row.open && row.has_room(1, now))
+    fn has_row_with_room(&self, line: &Line) -> bool {
+        line.rows.iter().filter_map(|index| self.glance(*index)).any(|row| row.open && row.has_room(1))
     }
 
     fn nobody_marked(line: &Line, row: RowIndex) -> bool {
@@ -351,8 +386,8 @@ impl Router {
         line.queue.lift(now);
         let order: Vec<Ticket> = line.queue.iter().take(EXAMINED).map(|(ticket, _)| ticket).collect();
         for ticket in order {
-            let Some(line) = self.lines.get(name) else { break };
-            if !self.rows_with_room(line, now) {
+            self.look(name, now);
+            if !self.lines.get(name).is_some_and(|line| self.has_row_with_room(line)) {
                 break;
             }
             match self.review(name, ticket, now) {
@@ -423,6 +458,7 @@ impl Router {
         self.note_pause(name, ask, choice.row, now);
         let fresh_serial = self.next_serial;
         let mut weight = ask.weight.max(1);
+        self.outdate(choice.row);
         let row = self.rows.get_mut(usize::from(choice.row.0)).and_then(Option::as_mut);
         if let (Some(row), Some(line)) = (row, self.lines.get(name)) {
             incarnation = row.incarnation;
@@ -517,13 +553,9 @@ impl Router {
     }
 
     fn after_choice(&mut self, name: &Arc<str>, ask: &Ask, choice: &Choice, known_blocks: usize, now: f64) {
-        let capacity = self
-            .lines
-            .get(name)
-            .map_or(0.0, |line| line.rows.iter().filter_map(|index| self.row(*index)).map(|row| row.speed.prefill).sum());
         let Some(line) = self.lines.get_mut(name) else { return };
         line.turn = line.turn.wrapping_add(1);
-        line.heat.dispatched(choice.uncached, capacity);
+        line.heat.dispatched(choice.uncached, line.sums.prefill);
         if !matches!(choice.reason, Reason::Conversation | Reason::Session)
             && let Some(block) = known_blocks.checked_sub(1).and_then(|at| ask.prefix.blocks.get(at))
         {
@@ -629,18 +661,8 @@ impl Router {
         if let (Some(work), Some(line)) = (tenant_work, self.lines.get_mut(&state.name)) {
             line.queue.correct(state.tenant, work - state.charged);
         }
-        self.observe(&state.name, now);
+        self.look(&state.name, now);
         opened
-    }
-
-    fn observe(&mut self, name: &Arc<str>, now: f64) {
-        let Some(line) = self.lines.get(name) else { return };
-        let rows = line.rows.iter().filter_map(|index| self.row(*index));
-        let (taken, slots) = rows.fold((0, 0), |(taken, slots), row| (taken + row.in_flight, slots + row.setup.slots));
-        let share = (f64::from(taken) + line.queue.len() as f64) / f64::from(slots.max(1));
-        if let Some(line) = self.lines.get_mut(name) {
-            line.heat.observe(share, now);
-        }
     }
 
     /// Requests waiting for a name.

@@ -1,6 +1,7 @@
 //! What the router knows of one row: its load, its speed, and what it holds of which prompt.
 
 use super::breaker::Breaker;
+use super::glance::Glance;
 use super::known::Home;
 use super::limit::Limit;
 use super::returns::{ENDED_BELOW, Returns};
@@ -178,9 +179,37 @@ impl Row {
         self.breaker.share(self.learned.get(), now)
     }
 
-    /// Whether so many slots are free.
-    pub fn has_room(&self, weight: u32, now: f64) -> bool {
-        self.in_flight.saturating_add(weight.min(self.learned.get())) <= self.limit(now)
+    /// What every decision looks at.
+    pub fn glance(&self, returns: &Returns, now: f64) -> Glance {
+        let Speed { prefill, decode, service, bytes_per_token, .. } = self.speed;
+        let (in_flight, learned) = (f64::from(self.in_flight), f64::from(self.learned.get().max(1)));
+        let (ahead, turn) = (self.pending / prefill, f64::from(1 + self.waiters) * service);
+        let displaced = match &self.cache {
+            Cache::Slots(shadow) => shadow.victim(returns, now).map_or(f64::INFINITY, |victim| victim.displaced),
+            Cache::Pool(_) => 0.0,
+        };
+        Glance {
+            at: if self.breaker.is_settled(now) { now } else { f64::NEG_INFINITY },
+            incarnation: self.incarnation,
+            open: self.open,
+            allowed: self.breaker.allows(now),
+            pool: matches!(self.cache, Cache::Pool(_)),
+            in_flight: self.in_flight,
+            slots: self.setup.slots,
+            learned: self.learned.get(),
+            limit: self.limit(now),
+            context: self.setup.context,
+            share: in_flight / f64::from(self.setup.slots.max(1)),
+            prefill,
+            seconds_per_token: 1.0 / prefill,
+            tokens_per_byte: 1.0 / bytes_per_token,
+            ahead,
+            first_when_free: ahead + decode * in_flight,
+            first_when_full: turn / learned + decode * learned,
+            first_in_own: turn + decode * learned,
+            displaced: displaced / prefill,
+            living: self.living(returns, now) / prefill,
+        }
     }
 
     /// The count a pool's blocks are stamped with.
@@ -199,7 +228,7 @@ impl Row {
     }
 
     /// Tokens that somebody is likely to come back for.
-    pub fn living(&self, returns: &Returns, now: f64) -> f64 {
+    fn living(&self, returns: &Returns, now: f64) -> f64 {
         match &self.cache {
             Cache::Slots(shadow) => shadow.living(returns, now),
             Cache::Pool(pool) => pool.living(returns.half_life(), now) * returns.chance(0.0),

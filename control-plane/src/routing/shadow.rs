@@ -6,7 +6,6 @@
 //! conversation that has ended, else the one idle longest, whose sequence moves to host memory; a sequence in host memory
 //! comes back only through a slot that is not empty. A slot that works is never given away.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::returns::Returns;
@@ -15,8 +14,6 @@ use super::returns::Returns;
 const MAX_TAILS: usize = 8;
 /// Part of its tokens that pushing a sequence out costs, if it can be fetched back from host memory.
 pub(super) const FETCH_BACK: f64 = 0.1;
-/// Seconds for which a stranger's costs are taken for the same, while nothing begins or ends here.
-const SAME_FOR: f64 = 0.25;
 /// A slot's sequence of which less than this part is kept is saved to host memory first,
 const SAVED_BELOW: f64 = 0.5;
 /// and so is one that is not more than this part of the new prompt (`-sps`).
@@ -96,14 +93,6 @@ struct Slot {
     holds: Option<Sequence>,
 }
 
-/// What any stranger would find, worked out once for all that come at about the same time.
-#[derive(Debug, Clone, Copy)]
-struct Costs {
-    at: f64,
-    victim: Option<Victim>,
-    living: f64,
-}
-
 /// All slots of one row, and its host memory.
 #[derive(Debug, Clone)]
 pub struct SlotShadow {
@@ -111,24 +100,15 @@ pub struct SlotShadow {
     host: VecDeque<Sequence>,
     host_tokens: f64,
     host_limit: f64,
-    /// Cleared by every change. A decision looks at all rows, and nearly all are as the last one left them.
-    costs: Cell<Option<Costs>>,
 }
 
 impl SlotShadow {
     /// Empty slots. `host_limit` = tokens its host cache holds.
     pub fn new(slots: u32, host_limit: u64) -> Self {
-        Self {
-            slots: vec![Slot::default(); slots as usize],
-            host: VecDeque::new(),
-            host_tokens: 0.0,
-            host_limit: host_limit as f64,
-            costs: Cell::new(None),
-        }
+        Self { slots: vec![Slot::default(); slots as usize], host: VecDeque::new(), host_tokens: 0.0, host_limit: host_limit as f64 }
     }
 
     fn slot_mut(&mut self, slot: u32) -> Option<&mut Slot> {
-        self.costs.set(None);
         self.slots.get_mut(slot as usize)
     }
 
@@ -145,21 +125,8 @@ impl SlotShadow {
         in_slot.or_else(|| self.host.iter().find(|sequence| sequence.serial == serial).map(|sequence| (Place::Host, sequence)))
     }
 
-    fn costs(&self, returns: &Returns, now: f64) -> Costs {
-        if let Some(known) = self.costs.get().filter(|known| (0.0..SAME_FOR).contains(&(now - known.at))) {
-            return known;
-        }
-        let costs = Costs { at: now, victim: self.cheapest(returns, now, false), living: self.sum_of_living(returns, now) };
-        self.costs.set(Some(costs));
-        costs
-    }
-
     /// Tokens of the conversations that live here: of all sequences, by the chance that they go on.
     pub fn living(&self, returns: &Returns, now: f64) -> f64 {
-        self.costs(returns, now).living
-    }
-
-    fn sum_of_living(&self, returns: &Returns, now: f64) -> f64 {
         let in_slots = self.slots.iter().filter_map(|slot| {
             let sequence = slot.holds.as_ref()?;
             Some(if slot.busy { sequence.tokens * returns.chance(0.0) } else { sequence.regret(returns, now) })
@@ -198,7 +165,7 @@ impl SlotShadow {
 
     /// The slot that a stranger costs least in. `None` = all work.
     pub fn victim(&self, returns: &Returns, now: f64) -> Option<Victim> {
-        self.costs(returns, now).victim
+        self.cheapest(returns, now, false)
     }
 
     /// The slot that a sequence is best fetched back from host memory through; an empty one will not do.
