@@ -70,8 +70,8 @@ struct Terms {
 struct Given {
     /// A slot can be had now.
     free: bool,
-    /// It has to wait for one certain slot.
-    own: bool,
+    /// Seconds to the first token, but for the reading of the prompt itself.
+    before: f64,
     /// Tokens it need not read.
     cached: f64,
     /// Seconds that others lose by it.
@@ -89,8 +89,6 @@ struct Quote {
     cost: f64,
     /// The same with what the row holds already: tells rows apart and is no reason to wait for a busy one.
     crowded: f64,
-    /// Part of the row's slots that is taken.
-    share: f64,
     /// Predicted seconds to the first token.
     first_token: f64,
     /// Prompt tokens to read.
@@ -103,13 +101,8 @@ impl Quote {
     fn of(index: RowIndex, row: &Glance, given: Given, terms: &Terms) -> Self {
         let whole = terms.bytes * row.tokens_per_byte;
         let uncached = (whole - given.cached).max(1.0);
-        let read = uncached * row.seconds_per_token;
-        let before = match (given.free, given.own) {
-            (true, _) => row.first_when_free,
-            (false, true) => row.first_in_own,
-            (false, false) => row.first_when_full,
-        };
-        let first_token = before + read;
+        let read = uncached / row.prefill;
+        let first_token = given.before + read;
         let too_long = if row.context > 0 && whole > f64::from(row.context) { TOO_LONG } else { 0.0 };
         let cost = first_token + terms.price * read + DISPLACEMENT * given.displaced + too_long;
         Self {
@@ -118,16 +111,16 @@ impl Quote {
             cached: given.cached > 0.0,
             cost,
             crowded: cost + terms.placement * row.living,
-            share: row.share,
             first_token,
             uncached,
         }
     }
 
-    /// Better of two that are both free or both busy.
+    /// Better of two that are both free or both busy; among equals the row with the smaller part of its slots taken.
     #[inline]
-    fn is_better(&self, other: &Self) -> bool {
-        self.crowded < other.crowded - 1e-9 || ((self.crowded - other.crowded).abs() <= 1e-9 && self.share < other.share)
+    fn is_better(&self, other: &Self, share: impl Fn(&Self) -> f64) -> bool {
+        let gain = other.crowded - self.crowded;
+        gain > 1e-9 || (gain >= -1e-9 && share(self) < share(other))
     }
 }
 
@@ -196,6 +189,7 @@ impl Router {
             placement: if known { 0.0 } else { PLACEMENT },
         };
         let usable = usable(line, ask);
+        let share = |quote: &Quote| self.glance(quote.row).map_or(1.0, Glance::share);
         let (mut now_free, mut later): (Option<Quote>, Option<Quote>) = (None, None);
         let mut home: Option<Quote> = None;
         let mut least_ahead = f64::INFINITY;
@@ -217,7 +211,7 @@ impl Router {
                 }
             }
             let best = if quote.free { &mut now_free } else { &mut later };
-            if best.as_ref().is_none_or(|best| quote.is_better(best)) {
+            if best.as_ref().is_none_or(|best| quote.is_better(best, share)) {
                 *best = Some(quote);
             }
         }
@@ -242,11 +236,17 @@ impl Router {
     }
 
     /// What a row that knows something of a prompt would give it.
-    fn closer_look(&self, index: RowIndex, row: &Glance, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Given> {
-        let room = row.has_room(ask.weight);
-        let offer = self.row(index)?.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, &line.returns, now)?;
+    fn closer_look(&self, index: RowIndex, glance: &Glance, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Given> {
+        let (row, room) = (self.row(index)?, glance.has_room(ask.weight));
+        let offer = row.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, &line.returns, now)?;
         let free = room && !offer.must_wait;
-        Some(Given { free, own: room && !free, cached: offer.cached, displaced: offer.displaced * row.seconds_per_token })
+        let before = match (free, room) {
+            (true, _) => glance.first_when_free,
+            // Its own slot works on an earlier request of the same conversation.
+            (false, true) => row.first_in_own(),
+            (false, false) => glance.first_when_full,
+        };
+        Some(Given { free, before, cached: offer.cached, displaced: offer.displaced / glance.prefill })
     }
 
     /// The choice that a quote stands for, with its slot and its reason.
@@ -309,7 +309,8 @@ fn strangers(row: &Glance, terms: &Terms) -> Option<Given> {
     let free = row.has_room(terms.weight);
     // A request for several slots is placed by the engine.
     let displaced = if free && terms.weight <= 1 { row.displaced } else { 0.0 };
-    displaced.is_finite().then_some(Given { free, own: false, cached: 0.0, displaced })
+    let before = if free { row.first_when_free } else { row.first_when_full };
+    displaced.is_finite().then_some(Given { free, before, cached: 0.0, displaced })
 }
 
 /// Requests that wait for want of a slot, for each row: whoever computes makes them all wait longer.

@@ -31,20 +31,15 @@ pub(super) struct Glance {
     pub limit: u32,
     /// Tokens of context; 0 = not known.
     pub context: u32,
-    /// Part of its slots that is taken.
-    pub share: f64,
-    /// Prompt tokens read per second, and its inverse.
+    /// Prompt tokens read per second.
     pub prefill: f64,
-    pub seconds_per_token: f64,
     pub tokens_per_byte: f64,
     /// Seconds of reading that is ahead of a new request.
     pub ahead: f64,
     /// Seconds to the first token, but for the reading of the prompt itself: in a free slot,
     pub first_when_free: f64,
-    /// once any slot comes free,
+    /// and once any slot comes free.
     pub first_when_full: f64,
-    /// and once a certain slot does.
-    pub first_in_own: f64,
     /// Seconds that others lose by a stranger in its best free slot; infinite = none of its slots rests.
     pub displaced: f64,
     /// Seconds of reading that its living conversations have taken.
@@ -65,14 +60,11 @@ impl Glance {
             learned: 0,
             limit: 0,
             context: 0,
-            share: 0.0,
             prefill: 0.0,
-            seconds_per_token: 0.0,
             tokens_per_byte: 0.0,
             ahead: 0.0,
             first_when_free: 0.0,
             first_when_full: 0.0,
-            first_in_own: 0.0,
             displaced: 0.0,
             living: 0.0,
         }
@@ -86,6 +78,11 @@ impl Glance {
     /// Whether it has to be worked out anew, in a pool of so many rows.
     pub fn is_outdated(&self, rows: usize, now: f64) -> bool {
         !(0.0..SAME_FOR.max(rows as f64 * SAME_FOR_EACH)).contains(&(now - self.at))
+    }
+
+    /// Part of its slots that is taken.
+    pub fn share(&self) -> f64 {
+        f64::from(self.in_flight) / f64::from(self.slots.max(1))
     }
 
     /// Whether so many slots are free.

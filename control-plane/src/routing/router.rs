@@ -107,6 +107,11 @@ impl Line {
         }
     }
 
+    /// Tells its heat how much of it is taken.
+    fn observe(&mut self, now: f64) {
+        self.heat.observe((f64::from(self.sums.taken) + self.queue.len() as f64) / f64::from(self.sums.slots.max(1)), now);
+    }
+
     /// What the mode comes to now.
     pub const fn effective_mode(&self) -> Mode {
         match self.mode {
@@ -239,7 +244,7 @@ impl Router {
             sums.add(glance);
         }
         line.sums = sums;
-        line.heat.observe((f64::from(sums.taken) + line.queue.len() as f64) / f64::from(sums.slots.max(1)), now);
+        line.observe(now);
     }
 
     const fn fresh(&mut self) -> u64 {
@@ -493,7 +498,7 @@ impl Router {
             self.next_serial = self.next_serial.wrapping_add(1).max(1);
         }
         self.remember(ask, choice, incarnation, serial, known_blocks, now);
-        self.after_choice(name, ask, choice, known_blocks, now);
+        self.after_choice(name, ask, choice, weight, known_blocks, now);
         self.flights.insert(
             flight,
             Flight {
@@ -552,9 +557,10 @@ impl Router {
         }
     }
 
-    fn after_choice(&mut self, name: &Arc<str>, ask: &Ask, choice: &Choice, known_blocks: usize, now: f64) {
+    fn after_choice(&mut self, name: &Arc<str>, ask: &Ask, choice: &Choice, weight: u32, known_blocks: usize, now: f64) {
         let Some(line) = self.lines.get_mut(name) else { return };
         line.turn = line.turn.wrapping_add(1);
+        line.sums.taken += weight;
         line.heat.dispatched(choice.uncached, line.sums.prefill);
         if !matches!(choice.reason, Reason::Conversation | Reason::Session)
             && let Some(block) = known_blocks.checked_sub(1).and_then(|at| ask.prefix.blocks.get(at))
@@ -658,10 +664,14 @@ impl Router {
                 }
             }
         }
-        if let (Some(work), Some(line)) = (tenant_work, self.lines.get_mut(&state.name)) {
-            line.queue.correct(state.tenant, work - state.charged);
+        if let Some(line) = self.lines.get_mut(&state.name) {
+            if let Some(work) = tenant_work {
+                line.queue.correct(state.tenant, work - state.charged);
+            }
+            // No look at all rows for the sake of one: the next arrival has it.
+            line.sums.taken = line.sums.taken.saturating_sub(state.weight);
+            line.observe(now);
         }
-        self.look(&state.name, now);
         opened
     }
 

@@ -179,11 +179,21 @@ impl Row {
         self.breaker.share(self.learned.get(), now)
     }
 
+    /// Seconds until one certain slot comes free for whoever joins those that wait for it.
+    fn turn(&self) -> f64 {
+        f64::from(1 + self.waiters) * self.speed.service
+    }
+
+    /// Seconds to the first token once one certain slot comes free, but for the reading of the prompt itself.
+    pub fn first_in_own(&self) -> f64 {
+        self.turn() + self.speed.decode * f64::from(self.learned.get())
+    }
+
     /// What every decision looks at.
     pub fn glance(&self, returns: &Returns, now: f64) -> Glance {
-        let Speed { prefill, decode, service, bytes_per_token, .. } = self.speed;
-        let (in_flight, learned) = (f64::from(self.in_flight), f64::from(self.learned.get().max(1)));
-        let (ahead, turn) = (self.pending / prefill, f64::from(1 + self.waiters) * service);
+        let Speed { prefill, decode, bytes_per_token, .. } = self.speed;
+        let learned = f64::from(self.learned.get().max(1));
+        let ahead = self.pending / prefill;
         let displaced = match &self.cache {
             Cache::Slots(shadow) => shadow.victim(returns, now).map_or(f64::INFINITY, |victim| victim.displaced),
             Cache::Pool(_) => 0.0,
@@ -199,14 +209,11 @@ impl Row {
             learned: self.learned.get(),
             limit: self.limit(now),
             context: self.setup.context,
-            share: in_flight / f64::from(self.setup.slots.max(1)),
             prefill,
-            seconds_per_token: 1.0 / prefill,
             tokens_per_byte: 1.0 / bytes_per_token,
             ahead,
-            first_when_free: ahead + decode * in_flight,
-            first_when_full: turn / learned + decode * learned,
-            first_in_own: turn + decode * learned,
+            first_when_free: ahead + decode * f64::from(self.in_flight),
+            first_when_full: self.turn() / learned + decode * learned,
             displaced: displaced / prefill,
             living: self.living(returns, now) / prefill,
         }
