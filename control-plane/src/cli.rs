@@ -113,6 +113,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// tokio's own variable for the number of its threads, which goes before ours.
+const WORKERS: &str = "TOKIO_WORKER_THREADS";
+/// Processors for each thread that moves requests. One moves tens of thousands of tokens a second; a second one that is woken for
+/// each of them costs a fifth more processor time, and takes it from an engine that wants all cores.
+const PROCESSORS_PER_WORKER: usize = 8;
+/// Most such threads.
+const MOST_WORKERS: usize = 4;
+
+fn workers(processors: usize) -> usize {
+    (processors / PROCESSORS_PER_WORKER).clamp(1, MOST_WORKERS)
+}
+
 /// How long blocking work may take to end once everything else has.
 const LAST_THREADS: Duration = Duration::from_secs(2);
 
@@ -123,10 +135,12 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Completions(args) => return completions::run(&args),
         _ => {}
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(Kind::Failed, "could not start the runtime").caused_by(error))?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if std::env::var_os(WORKERS).is_none() {
+        runtime.worker_threads(workers(std::thread::available_parallelism().map_or(1, usize::from)));
+    }
+    let runtime =
+        runtime.enable_all().build().map_err(|error| Failure::new(Kind::Failed, "could not start the runtime").caused_by(error))?;
     run_on(runtime, async {
         match command {
             Command::Up(args) => up::run(&global, *args).await,
@@ -155,6 +169,11 @@ fn run_on<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_machines_have_one_thread_for_requests_and_large_ones_a_few() {
+        assert_eq!([1, 2, 8, 15, 16, 24, 256].map(workers), [1, 1, 1, 1, 2, 3, 4]);
+    }
 
     #[test]
     fn a_thread_that_waits_for_ever_does_not_keep_the_process() {

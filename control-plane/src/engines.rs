@@ -221,6 +221,7 @@ impl Inner {
             env: vec![],
             flags: vec![],
             devices: vec![],
+            takes_slot: true,
         })
     }
 

@@ -253,6 +253,7 @@ mod tests {
             env: vec![],
             flags: vec![],
             devices: vec![],
+            takes_slot: true,
         };
         let host = crate::sizing::tests::host(8, 4);
         let resolved = Sim.resolve(&spec, None, &host).unwrap();

@@ -297,6 +297,13 @@ pub struct Build {
     /// Devices its `--list-devices` names (`CUDA0`, `Vulkan0`). Empty = it computes on the CPU alone.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// A request may name the slot it is served in. Its proof tells; a build proved before it was asked is taken to do so.
+    #[serde(default = "yes")]
+    pub takes_slot: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// Everything an adapter needs to write a launch plan.

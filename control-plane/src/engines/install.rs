@@ -191,7 +191,10 @@ impl Attempt<'_> {
         let traces = blocking(move || folders.proof_folder(kind)).await??;
         let build = placed(&made.build, &folder);
         Ok(match prove::run(&build, model, host, &inner.config, traces.path()).await {
-            Ok(passed) => Ok(passed),
+            Ok(passed) => {
+                made.build.takes_slot = passed.takes_slot;
+                Ok(passed)
+            }
             Err(NotProved::Died(death)) => Err(Unproved::by(&death, &build, host)),
             Err(NotProved::Broken(cause)) => Err(Unproved::at_fault(cause)),
             Err(NotProved::NotTried(reason)) => Err(Unproved::NotTried(reason)),

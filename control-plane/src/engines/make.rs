@@ -158,7 +158,7 @@ impl Maker<'_> {
         let build = match start {
             PipStart::Launcher => {
                 let script = staged.path().join("launcher.py");
-                fs::write(&script, LAUNCHER).map_err(|error| format!("cannot write {}: {error}", script.display()))?;
+                tokio::fs::write(&script, LAUNCHER).await.map_err(|error| format!("cannot write {}: {error}", script.display()))?;
                 let arguments = ["-I", "-B", &format!("{HERE}/launcher.py")].map(str::to_owned).to_vec();
                 self.describe(id, &requirement.version, pip.python, arguments, vec![])
             }
@@ -177,7 +177,7 @@ impl Maker<'_> {
         self.check_space(staged.path(), compile::DISK_BYTES).await?;
         let pip = Pip::find(self.sources).await.map_err(|error| chain(&error))?;
         let work = staged.path().join("work");
-        fs::create_dir(&work).map_err(|error| format!("cannot create {}: {error}", work.display()))?;
+        tokio::fs::create_dir(&work).await.map_err(|error| format!("cannot create {}: {error}", work.display()))?;
         let requirement =
             PipRequirement { name: source.package.clone(), version: source.version.clone(), sha256s: vec![source.sha256.clone()] };
         let archive = pip.download_source(&requirement, &work, self.progress).await.map_err(|error| chain(&error))?;
@@ -199,7 +199,17 @@ impl Maker<'_> {
     }
 
     fn describe(&self, id: String, version: &str, program: PathBuf, prefix_args: Vec<String>, env: Vec<(String, String)>) -> Build {
-        Build { id, engine: self.kind, version: version.to_owned(), program, prefix_args, env, flags: vec![], devices: vec![] }
+        Build {
+            id,
+            engine: self.kind,
+            version: version.to_owned(),
+            program,
+            prefix_args,
+            env,
+            flags: vec![],
+            devices: vec![],
+            takes_slot: true,
+        }
     }
 
     async fn fetch(&self, folder: &Path, asset: &Asset) -> Result<PathBuf, String> {

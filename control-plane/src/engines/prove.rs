@@ -29,6 +29,8 @@ use crate::progress::ProgressSender;
 const FALLBACK_MODEL: &str = crate::models::fallback();
 /// Tokens of context: enough for one, and the least a row may have.
 const CONTEXT: u32 = 256;
+/// Slots of a proof: more than one, to see whether a request may choose.
+const SLOTS: u32 = 2;
 /// Time between two looks at a loading engine.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks at what its processes use: each reads all of /proc.
@@ -43,6 +45,8 @@ const LINES: usize = 60;
 pub(super) struct Passed {
     pub model: String,
     pub took: Duration,
+    /// It serves a request in the slot that this names.
+    pub takes_slot: bool,
 }
 
 /// A proof that was not passed.
@@ -123,7 +127,7 @@ pub(super) async fn run(build: &Build, model: &LocalModel, host: &HostFacts, con
     };
     child.stop(supervisor.kill_after).await;
     running.ended();
-    outcome.map(|()| Passed { model: model.source.clone(), took: started.elapsed() })
+    outcome.map(|takes_slot| Passed { model: model.source.clone(), took: started.elapsed(), takes_slot })
 }
 
 /// Ends the engine of a proof that nobody waits for any more. A handle that is dropped would let it live.
@@ -141,8 +145,8 @@ impl Drop for Running {
     }
 }
 
-/// Waits until the engine is ready, as long as it gets on, and asks for one token.
-async fn watch(child: &EngineChild, adapter: &dyn EngineAdapter, target: &Target, config: &Config) -> Result<(), NotProved> {
+/// Waits until the engine is ready, as long as it gets on, and asks for one token. Says whether requests may name their slot.
+async fn watch(child: &EngineChild, adapter: &dyn EngineAdapter, target: &Target, config: &Config) -> Result<bool, NotProved> {
     let path = adapter.capabilities().health_path;
     let limit = config.supervisor.load_stall;
     let mut movement = Movement::new(Look { usage: child.usage().await, signs: 0 }, Instant::now());
@@ -177,9 +181,18 @@ async fn watch(child: &EngineChild, adapter: &dyn EngineAdapter, target: &Target
     }
     let reply: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match reply.pointer("/usage/completion_tokens").and_then(serde_json::Value::as_u64) {
-        Some(1..) => Ok(()),
+        Some(1..) => Ok(takes_slot(target, limit).await),
         _ => Err(NotProved::Broken("it answered a request for a token without one".to_owned())),
     }
+}
+
+/// Asks for a token in the last slot; the engine's own endpoint tells where it was served.
+async fn takes_slot(target: &Target, limit: Duration) -> bool {
+    let wanted = SLOTS - 1;
+    let body = Bytes::from(json!({ "prompt": "Once", "n_predict": 1, "id_slot": wanted, "stream": false }).to_string());
+    let Ok(answer) = probe::post(target, "/completion", body, limit).await else { return false };
+    let reply: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    reply.get("id_slot").and_then(serde_json::Value::as_u64) == Some(wanted.into())
 }
 
 fn death(exit: Exit, child: &EngineChild) -> Death {
@@ -190,6 +203,6 @@ fn spec(engine: EngineKind, model: &LocalModel) -> EngineSpec {
     let mut spec = EngineSpec::new("proof", engine);
     spec.model = Some(model.source.clone());
     spec.context = Some(CONTEXT);
-    spec.slots = Some(1);
+    spec.slots = Some(SLOTS);
     spec
 }

@@ -12,7 +12,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,6 +127,8 @@ struct State {
     light: Fleet,
     modes: HashMap<String, Mode>,
     retries: Retries,
+    /// Names whose queue the metrics show.
+    lengths_shown: HashSet<String>,
     waiters: HashMap<u64, Waiter>,
     /// The waiter of each ticket.
     tickets: HashMap<(Class, Ticket), u64>,
@@ -202,6 +204,7 @@ impl Admission {
             light: Fleet::new(Class::Light, config.light_per_row, none),
             modes: HashMap::new(),
             retries: Retries::new(config.retry_share, config.retry_floor),
+            lengths_shown: HashSet::new(),
             waiters: HashMap::new(),
             tickets: HashMap::new(),
             last: 0,
@@ -478,6 +481,13 @@ impl Admission {
         let now = self.now();
         state.sync(&snapshot, now);
         state.retries.retain(|name| snapshot.by_name.contains_key(name));
+        state.lengths_shown.retain(|name| {
+            let known = snapshot.by_name.contains_key(name);
+            if !known {
+                self.metrics.drop_queue_length(name);
+            }
+            known
+        });
         let (mut words, wake) = self.inform(state, &snapshot);
         if !state.waiters.is_empty() {
             for class in Class::ALL {
@@ -532,6 +542,9 @@ impl Admission {
     fn show_length(&self, state: &mut State, class: Class, name: &str) {
         if class == Class::Generation {
             self.metrics.set_queue_length(name, state.generation.router.waiting(name));
+            if !state.lengths_shown.contains(name) {
+                state.lengths_shown.insert(name.to_owned());
+            }
         }
     }
 

@@ -177,9 +177,12 @@ impl Failure {
             Fault::TooLong(limit) => Self::new(ErrorCode::UpstreamTimeout, format!("the request took longer than {} s", limit.as_secs())),
             Fault::Ended => Self::new(ErrorCode::NoReadyRow, "the engine is being stopped or restarted").after(Duration::from_secs(5)),
             Fault::Connect(_) => Self::new(ErrorCode::UpstreamFailed, "the engine cannot be reached"),
-            Fault::Closed(_) | Fault::Torn(_) | Fault::Strange(_) => {
-                Self::new(ErrorCode::UpstreamFailed, "the engine broke off before its answer was complete")
-            }
+            Fault::Closed(_) => Self::new(ErrorCode::UpstreamFailed, "the engine closed the connection before it answered"),
+            Fault::Torn(_) => Self::new(ErrorCode::UpstreamFailed, "the engine broke off before its answer was complete"),
+            Fault::Strange(status) => Self::new(
+                ErrorCode::UpstreamFailed,
+                format!("the engine answered with status {}, which no model server gives here; is its row's `url` right?", status.as_u16()),
+            ),
         }
     }
 

@@ -12,6 +12,7 @@ use axum::response::Response;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use lifeboat_engines::dialect::{BodyReader, Dialect, Usage, usage};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tracing::Instrument;
 
 use super::Gateway;
@@ -47,6 +48,8 @@ const ROW: HeaderName = HeaderName::from_static("x-lifeboat-row");
 const ROUTE: HeaderName = HeaderName::from_static("x-lifeboat-route");
 /// The type of a document that was put together or translated.
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+/// Bytes of a body above which its reading is work for a thread of its own: about a millisecond.
+const LARGE_BODY: usize = 1 << 20;
 /// Longest request id taken over from a client.
 const REQUEST_ID_BYTES: usize = 128;
 
@@ -126,7 +129,7 @@ async fn prepare(
     let priority = caller.priority(&parts.headers);
     meter.called_by(running, priority);
     let held = gateway.intake.collect(&parts.headers, body).await.map_err(|error| Failure::intake(&error))?;
-    let mut asked = Asked::read(route.shape, &parts.headers, &held.bytes)?;
+    let mut asked = aside(&held, || Asked::read(route.shape, &parts.headers, &held.bytes))?;
     asked.peek.stream |= route.api.streams_unless_told() && asked.peek.stream_at.is_none();
     let snapshot = gateway.registry.snapshot();
     let name = match asked.model() {
@@ -141,12 +144,18 @@ async fn prepare(
     }
     let public = pool.first().map_or(&name, |row| &row.model_name);
     meter.asked(public, asked.peek.stream);
-    let ask = prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band());
+    let ask = aside(&held, || prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band()));
     meter.asks(prompt_bytes(route, &ask, &held.bytes), route.has_prompt);
     strip(&mut parts.headers);
     gateway.hop.add(&mut parts.headers);
     let outgoing = Outgoing { query: parts.uri.query().map(str::to_owned), headers: parts.headers };
     Ok(Prepared { asked, ask, name, held, outgoing })
+}
+
+/// Reads or translates a body; a large one without holding up whatever else this thread has to move.
+fn aside<T>(held: &Held, work: impl FnOnce() -> T) -> T {
+    let is_long = held.bytes.len() > LARGE_BODY && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+    if is_long { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// Bytes of the text that an engine reads.
@@ -264,10 +273,10 @@ async fn serve(gateway: Arc<Gateway>, route: &'static Route, prepared: Prepared,
 async fn call(gateway: &Gateway, route: &Route, prepared: &Prepared, permit: &Permit, meter: &mut Meter) -> Result<Answered, Fault> {
     let endpoint = &permit.endpoint;
     let slot = permit.placement.slot.filter(|_| route.has_prompt);
-    let form = Form::of(route, &prepared.asked, &prepared.held.bytes, endpoint, slot)?;
+    let form = aside(&prepared.held, || Form::of(route, &prepared.asked, &prepared.held.bytes, endpoint, slot))?;
     match ask(gateway, prepared, &form, permit, meter).await {
         Err(fault) if form.is_lacking(&fault) => {
-            let other = Form::by_another(route, &prepared.held.bytes, endpoint, slot)?;
+            let other = aside(&prepared.held, || Form::by_another(route, &prepared.held.bytes, endpoint, slot))?;
             let (reply, used) = ask(gateway, prepared, &other, permit, meter).await.map_err(|fault| other.lacks_both(fault))?;
             other.found_lacking(endpoint);
             Ok(Answered { form: other, reply, used })

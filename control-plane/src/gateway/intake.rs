@@ -20,6 +20,8 @@ use crate::telemetry::metrics::Metrics;
 
 /// Room made for an announced body before any of it is here.
 const FIRST_CAPACITY: usize = 1 << 20;
+/// Bytes of a body that is copied rather than its connection's buffer kept.
+const SMALL: usize = 4 << 10;
 
 /// Why a body was not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +114,7 @@ impl Intake {
         let Some(first) = self.piece(body).await? else { return Ok(Bytes::new()) };
         let mut length = first.len();
         self.check(room, length)?;
-        let Some(mut next) = self.piece(body).await? else { return Ok(first) };
+        let Some(mut next) = self.piece(body).await? else { return Ok(on_its_own(first)) };
         let mut whole = BytesMut::with_capacity(announced.min(FIRST_CAPACITY).max(first.len() + next.len()));
         whole.extend_from_slice(&first);
         drop(first);
@@ -150,6 +152,12 @@ impl Intake {
             }
         }
     }
+}
+
+/// A body that came in one small piece is cut out of its connection's read buffer, which it would keep for as long as its
+/// request lasts.
+fn on_its_own(piece: Bytes) -> Bytes {
+    if piece.len() <= SMALL { Bytes::copy_from_slice(&piece) } else { piece }
 }
 
 fn length(value: &HeaderValue) -> Option<usize> {

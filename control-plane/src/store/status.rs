@@ -11,12 +11,8 @@ use crate::registry::{RowState, RowStatus};
 pub struct StoredStatus {
     /// The row.
     pub id: RowId,
-    /// The generation it was observed at.
-    pub generation: Generation,
     /// The observation; progress is not kept.
     pub status: RowStatus,
-    /// Unix milliseconds.
-    pub observed_at: i64,
 }
 
 impl Store {
@@ -54,7 +50,7 @@ impl Store {
     /// What was last observed of every row.
     pub async fn list_statuses(&self) -> Result<Vec<StoredStatus>, StoreError> {
         let rows = sqlx::query!(
-            "SELECT server_id, generation, state, state_reason, pid, endpoint, restarts, resolved, build, observed_at \
+            "SELECT server_id, state, state_reason, pid, endpoint, restarts, resolved, build \
              FROM server_status ORDER BY server_id"
         )
         .fetch_all(&self.readers)
@@ -72,7 +68,6 @@ impl Store {
                     .map_err(StoreError::unreadable("server_status", id))?;
                 Ok(StoredStatus {
                     id: id.parse().map_err(StoreError::unreadable::<uuid::Error>("server_status", id))?,
-                    generation: Generation(row.generation),
                     status: RowStatus {
                         state,
                         state_reason: row.state_reason,
@@ -83,7 +78,6 @@ impl Store {
                         build: row.build,
                         progress: None,
                     },
-                    observed_at: row.observed_at,
                 })
             })
             .collect()

@@ -157,7 +157,7 @@ impl Engine {
             upstream_model: None,
             slots: self.note.resolved.slots,
             context: self.note.resolved.context,
-            cache: PromptCache::of(&self.note.resolved, true),
+            cache: PromptCache::of(&self.note.resolved, self.note.build.takes_slot),
             dialects: Dialects::of(self.adapter.kind()),
             load: RowLoad::default(),
             queue: LastQueue::default(),

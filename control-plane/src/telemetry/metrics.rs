@@ -78,6 +78,11 @@ impl Metrics {
         self.queue_length.get_or_create(&ModelLabels { model: model.to_owned() }).set(waiting);
     }
 
+    /// Shows the queue of a model no more: nothing has that name.
+    pub fn drop_queue_length(&self, model: &str) {
+        self.queue_length.remove(&ModelLabels { model: model.to_owned() });
+    }
+
     /// So many more bytes of request bodies are held.
     pub fn hold_bytes(&self, bytes: usize) {
         self.held_bytes.inc_by(i64::try_from(bytes).unwrap_or(i64::MAX));

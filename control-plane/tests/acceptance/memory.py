@@ -1,6 +1,6 @@
-"""Resident memory of the control plane: idle with one row, and with 256 open streams of the simulated engine.
+"""Resident memory of the control plane: idle with one row, and with 256 and 1000 open streams of the simulated engine.
 
-Limits: 16 MB and 32 MB (10^6 bytes). Exit code 1 if one is passed.
+Limits: 16, 32 and 48 MB (10^6 bytes). Exit code 1 if one is passed.
 """
 
 import asyncio
@@ -9,8 +9,9 @@ import time
 
 from served import Served, resident_kib
 
-STREAMS = 256
-LIMITS_KIB = {"idle": 16_000_000 // 1024, "streams": 32_000_000 // 1024}
+# Streams at once, and the rows they are spread over.
+PARTS = [(256, 1, 32_000_000), (1000, 4, 48_000_000)]
+IDLE_LIMIT = 16_000_000
 
 
 async def stream(port, number, started):
@@ -29,12 +30,12 @@ async def stream(port, number, started):
     writer.close()
 
 
-async def all_streams(port, pid):
+async def all_streams(port, pid, count):
     started, peak = [], 0
-    tasks = [asyncio.create_task(stream(port, number, started)) for number in range(STREAMS)]
+    tasks = [asyncio.create_task(stream(port, number, started)) for number in range(count)]
     deadline = time.monotonic() + 120
     while not all(task.done() for task in tasks) and time.monotonic() < deadline:
-        if len(started) == STREAMS:
+        if len(started) == count:
             peak = max(peak, resident_kib(pid)[0])
         await asyncio.sleep(0.1)
     for task in tasks:
@@ -43,22 +44,32 @@ async def all_streams(port, pid):
     return peak
 
 
-def main():
+def measure(streams, rows):
+    """Resident KiB idle, with all streams open, and after them."""
     with Served() as served:
         flags = ["--decode-us-per-token", "100000", "--batch-slowdown", "0", "--prefill-us-per-char", "0", "--tokens", "120"]
-        row = served.create_row(model_name="chat", engine="sim", model="sim", slots=STREAMS, context=4096, extra_args=flags)
-        served.ready(row)
+        spec = dict(model_name="chat", engine="sim", model="sim", slots=streams // rows, context=4096, extra_args=flags)
+        for row in [served.create_row(**spec) for _ in range(rows)]:
+            served.ready(row)
         time.sleep(5)
         pid = served.process.pid
         idle = resident_kib(pid)[0]
-        streams = asyncio.run(all_streams(served.port, pid))
+        peak = asyncio.run(all_streams(served.port, pid, streams))
         time.sleep(5)
-        after = resident_kib(pid)[0]
-    found = {"idle": idle, "streams": streams}
-    for name, kib in found.items():
-        print(f"{name:8} {kib * 1024 / 1e6:6.1f} MB  (limit {LIMITS_KIB[name] * 1024 / 1e6:.0f} MB)")
-    print(f"{'after':8} {after * 1024 / 1e6:6.1f} MB")
-    raise SystemExit(int(any(kib > LIMITS_KIB[name] for name, kib in found.items())))
+        return idle, peak, resident_kib(pid)[0]
+
+
+def main():
+    passed = True
+    for streams, rows, limit in PARTS:
+        idle, peak, after = (kib * 1024 for kib in measure(streams, rows))
+        # The limit of an idle one is for one row.
+        passed &= peak < limit and (rows > 1 or idle < IDLE_LIMIT)
+        print(
+            f"{rows} row(s) idle {idle / 1e6:.1f} MB (limit for one row {IDLE_LIMIT / 1e6:.0f}), "
+            f"{streams} streams {peak / 1e6:.1f} MB (limit {limit / 1e6:.0f}), after {after / 1e6:.1f} MB"
+        )
+    raise SystemExit(int(not passed))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ fn build() -> Build {
         env: vec![],
         flags: vec![],
         devices: vec![],
+        takes_slot: true,
     }
 }
 

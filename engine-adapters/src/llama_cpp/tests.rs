@@ -17,6 +17,7 @@ fn build() -> Build {
         env: vec![("LD_LIBRARY_PATH".into(), "/opt".into())],
         flags: vec![],
         devices: vec![],
+        takes_slot: true,
     }
 }
 

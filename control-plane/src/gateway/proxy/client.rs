@@ -24,6 +24,8 @@ use crate::causes::chain;
 const POOL_IDLE: Duration = Duration::from_secs(4);
 /// Idle connections kept for one engine; as many as a row may have slots.
 const POOL_SIZE: usize = 256;
+/// Read buffer of one connection: some tokens of a stream; a larger reply takes more reads.
+const READ_BUFFER: usize = 4 << 10;
 
 /// Runs connection tasks on the tracker, so that a stop waits for them. They end with their call, or with the pool.
 #[derive(Debug, Clone)]
@@ -52,6 +54,7 @@ impl<C: Connect + Clone + Send + Sync + 'static> Pair<C> {
                 .pool_timer(TokioTimer::new())
                 .pool_idle_timeout(POOL_IDLE)
                 .pool_max_idle_per_host(idle)
+                .http1_read_buf_exact_size(READ_BUFFER)
                 .build(connector.clone())
         };
         Self { pooled: build(POOL_SIZE), single: build(0) }

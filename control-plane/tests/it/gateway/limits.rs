@@ -87,7 +87,7 @@ async fn a_client_that_leaves_its_stream_frees_slot_and_engine_within_a_second()
 async fn a_client_that_leaves_before_the_reply_or_in_the_line_frees_its_place() {
     let engine = Engine::start(|_| holding()).await;
     let world = World::start().await;
-    world.serve("m", &engine, 1);
+    let view = world.serve("m", &engine, 1);
     let running = world.spawn("/v1/chat/completions", &chat("m", false));
     engine.until_received(1).await;
     let waiting = world.spawn("/v1/chat/completions", &chat("m", false));
@@ -100,6 +100,14 @@ async fn a_client_that_leaves_before_the_reply_or_in_the_line_frees_its_place() 
     assert_eq!(world.finished(2).await.status, 499);
     assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
     assert_eq!(engine.received().len(), 1, "the one in the line never reached the engine");
+    // The names of rows that are gone do not stay in the metrics for ever.
+    world.registry.remove(view.id);
+    soon(async {
+        while world.metrics.encode().unwrap().contains("lifeboat_queue_length{model=\"m\"}") {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    })
+    .await;
     world.stop().await;
 }
 
