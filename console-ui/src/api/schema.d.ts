@@ -583,6 +583,8 @@ export interface components {
             prefix_args: string[];
             /** @description Program to execute. */
             program: string;
+            /** @description A request may name the slot it is served in. Its proof tells; a build proved before it was asked is taken to do so. */
+            takes_slot?: boolean;
             /** @description The version its maker gave it. */
             version: string;
         };
