@@ -26,7 +26,7 @@ use super::outlook::Class;
 use super::peek::Asked;
 use super::permit::Permit;
 use super::prompt;
-use super::proxy::outgoing::{Outgoing, strip};
+use super::proxy::outgoing::{Outgoing, detach, strip};
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
 use super::resume::{Asking, Resume};
 use super::route::{Route, Shape};
@@ -147,6 +147,7 @@ async fn prepare(
     let ask = aside(&held, || prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band()));
     meter.asks(prompt_bytes(route, &ask, &held.bytes), route.has_prompt);
     strip(&mut parts.headers);
+    detach(&mut parts.headers);
     gateway.hop.add(&mut parts.headers);
     let outgoing = Outgoing { query: parts.uri.query().map(str::to_owned), headers: parts.headers };
     Ok(Prepared { asked, ask, name, held, outgoing })

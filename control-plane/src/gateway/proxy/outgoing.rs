@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Uri};
 use http_body::{Body, Frame, SizeHint};
@@ -54,6 +54,17 @@ pub(in crate::gateway) fn strip(headers: &mut HeaderMap) {
         .collect();
     for name in NOT_FORWARDED.iter().chain(&named) {
         headers.remove(name);
+    }
+}
+
+/// Copies a client's header values. As they come they are cut out of its connection's read buffer, and would keep that for as
+/// long as the request lasts.
+pub(in crate::gateway) fn detach(headers: &mut HeaderMap) {
+    for value in headers.values_mut() {
+        if let Ok(mut copy) = HeaderValue::from_bytes(value.as_bytes()) {
+            copy.set_sensitive(value.is_sensitive());
+            *value = copy;
+        }
     }
 }
 
@@ -163,7 +174,6 @@ impl Outgoing {
 mod tests {
     use super::*;
     use crate::gateway::testing::endpoint;
-    use http::HeaderValue;
 
     #[test]
     fn secrets_and_connection_headers_of_the_client_are_not_forwarded() {
@@ -175,6 +185,18 @@ mod tests {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close, X-Mine"));
         strip(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["anthropic-version"]);
+    }
+
+    #[test]
+    fn what_is_forwarded_does_not_keep_the_buffer_it_came_in() {
+        let buffer = Bytes::from(b"a value and all that was read with it".to_vec());
+        let mut value = HeaderValue::from_maybe_shared(buffer.slice(..7)).unwrap();
+        value.set_sensitive(true);
+        let mut headers = HeaderMap::from_iter([(header::USER_AGENT, value)]);
+        assert!(!buffer.is_unique());
+        detach(&mut headers);
+        assert!(buffer.is_unique());
+        assert!(headers[header::USER_AGENT] == "a value" && headers[header::USER_AGENT].is_sensitive());
     }
 
     #[test]
