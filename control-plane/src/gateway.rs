@@ -120,8 +120,8 @@ pub fn router(deps: GatewayDeps) -> Router {
     let admission = deps.pools.0;
     deps.tracker.spawn(Arc::clone(&admission).follow(deps.token.clone()));
     let gateway = Arc::new(Gateway {
+        proxy: Proxy::new(&config, &deps.tracker, &deps.stopping),
         stopping: deps.stopping,
-        proxy: Proxy::new(&config, &deps.tracker),
         intake: Intake::new(&config, deps.metrics),
         config,
         registry: deps.registry,

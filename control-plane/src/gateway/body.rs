@@ -16,7 +16,6 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use lifeboat_engines::dialect::resume::Stitch;
 use lifeboat_engines::dialect::{BodyReader, Dialect, FromChat, StreamReader, Usage};
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -28,7 +27,7 @@ use super::error::Failure;
 use super::heartbeat::COMMENT;
 use super::meter::Meter;
 use super::permit::Permit;
-use super::proxy::Fault;
+use super::proxy::{Fault, Rest};
 use super::resume::{Attempt, Resume, Resumed, Step};
 
 /// How long the rest of a reply may take.
@@ -68,7 +67,7 @@ impl Events {
 #[derive(Debug)]
 pub(super) struct ReplyBody {
     // The upstream call goes first when this is dropped, the slot last.
-    upstream: Option<Incoming>,
+    upstream: Option<Rest>,
     first: Option<Bytes>,
     last_words: Option<Bytes>,
     events: Option<Events>,
@@ -95,7 +94,7 @@ pub(super) struct ReplyBody {
 #[derive(Debug)]
 pub(super) struct Parts {
     pub first: Bytes,
-    pub rest: Option<Incoming>,
+    pub rest: Option<Rest>,
     pub dialect: Dialect,
     pub status: u16,
     pub limits: Limits,
@@ -352,10 +351,8 @@ impl Body for ReplyBody {
                 }
                 this.pass(first)
             } else if let Some(upstream) = &mut this.upstream {
-                match Pin::new(upstream).poll_frame(cx) {
-                    Poll::Ready(Some(Ok(frame))) => {
-                        // Trailers are not passed on.
-                        let Ok(piece) = frame.into_data() else { continue };
+                match upstream.poll_piece(cx) {
+                    Poll::Ready(Some(Ok(piece))) => {
                         this.last_piece = Instant::now();
                         if let Some(permit) = &this.permit {
                             permit.endpoint.load.moved();

@@ -6,22 +6,24 @@
 
 mod client;
 mod connector;
+mod http1;
 pub(in crate::gateway) mod outgoing;
+mod pool;
+mod rest;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use lifeboat_engines::dialect::{Aggregate, ApiError, ErrorCode};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::client::{Clients, Tasks};
-use self::connector::Connector;
+use self::client::{Answer, Client};
 use self::outgoing::{Outgoing, Segments};
+pub(in crate::gateway) use self::rest::Rest;
 use crate::causes::chain;
 use crate::config::GatewayConfig;
 use crate::registry::Endpoint;
@@ -107,7 +109,7 @@ pub(in crate::gateway) struct Reply {
     /// Its first piece, or all of it.
     pub first: Bytes,
     /// What is to come; `None` = nothing.
-    pub rest: Option<Incoming>,
+    pub rest: Option<Rest>,
 }
 
 /// How long a call may take.
@@ -122,18 +124,17 @@ pub(in crate::gateway) struct Patience {
 /// The way to all engines.
 #[derive(Debug)]
 pub(in crate::gateway) struct Proxy {
-    clients: Clients,
+    client: Client,
     between_chunks: Duration,
     buffer: usize,
     whole: usize,
 }
 
 impl Proxy {
-    /// No connection is made yet. Their tasks run on `tracker`.
-    pub(in crate::gateway) fn new(config: &GatewayConfig, tracker: &TaskTracker) -> Arc<Self> {
-        let clients = Clients::new(Connector { timeout: config.connect }, Tasks(tracker.clone()));
+    /// No connection is made yet. Idle ones are looked after on `tracker`, and closed when `stopping` is cancelled.
+    pub(in crate::gateway) fn new(config: &GatewayConfig, tracker: &TaskTracker, stopping: &CancellationToken) -> Arc<Self> {
         Arc::new(Self {
-            clients,
+            client: Client::new(config.connect, tracker.clone(), stopping.clone()),
             between_chunks: config.between_chunks,
             buffer: config.reply_buffer_bytes,
             whole: config.whole_reply_bytes,
@@ -159,25 +160,23 @@ impl Proxy {
     }
 
     async fn exchange(&self, endpoint: &Endpoint, outgoing: &Outgoing, path: &'static str, body: Segments) -> Result<Reply, Fault> {
-        let uri = outgoing.uri(endpoint, path).map_err(|error| Fault::Connect(chain(&error)))?;
-        let response = self.clients.send(&endpoint.scheme, &|| outgoing.request(&uri, endpoint, &body)).await?;
+        let Answer { status, headers, mut rest } = self.client.send(endpoint, outgoing, path, &body).await?;
         drop(body);
         endpoint.load.moved();
-        let (head, mut rest) = response.into_parts();
-        if head.status.as_u16() >= 400 {
-            let retry_after = head.headers.get(header::RETRY_AFTER).cloned();
+        if status.as_u16() >= 400 {
+            let retry_after = headers.get(header::RETRY_AFTER).cloned();
             let (body, _) = self.gather(endpoint, &mut rest, ERROR_BODY).await?;
-            return Err(Fault::Refused { status: head.status, retry_after, body });
+            return Err(Fault::Refused { status, retry_after, body });
         }
-        if !head.status.is_success() {
-            return Err(Fault::Strange(head.status));
+        if !status.is_success() {
+            return Err(Fault::Strange(status));
         }
-        let (first, ended) = match kind(&head.headers) {
+        let (first, ended) = match kind(&headers) {
             Kind::Events => (self.first_event(endpoint, &mut rest).await?, false),
             Kind::Json => self.gather(endpoint, &mut rest, self.buffer).await?,
             Kind::Other => self.first_piece(endpoint, &mut rest).await?.map_or((Bytes::new(), true), |piece| (piece, false)),
         };
-        Ok(Reply { status: head.status, headers: head.headers, first, rest: (!ended).then_some(rest) })
+        Ok(Reply { status, headers, first, rest: (!ended).then_some(rest) })
     }
 
     /// The rest of a stream, put together into one document. The client has had nothing of it yet.
@@ -209,44 +208,34 @@ impl Proxy {
         }
     }
 
-    async fn first_piece(&self, endpoint: &Endpoint, body: &mut Incoming) -> Result<Option<Bytes>, Fault> {
-        loop {
-            let frame = timeout(self.between_chunks, body.frame()).await.map_err(|_| Fault::Silent(self.between_chunks))?;
-            let Some(frame) = frame else { return Ok(None) };
-            endpoint.load.moved();
-            // Trailers are not passed on.
-            if let Ok(data) = frame.map_err(|error| Fault::Torn(chain(&error)))?.into_data() {
-                return Ok(Some(data));
-            }
-        }
+    async fn first_piece(&self, endpoint: &Endpoint, rest: &mut Rest) -> Result<Option<Bytes>, Fault> {
+        let piece = timeout(self.between_chunks, rest.piece()).await.map_err(|_| Fault::Silent(self.between_chunks))?;
+        endpoint.load.moved();
+        piece.transpose().map_err(|error| Fault::Torn(chain(&error)))
     }
 
     /// The first piece that says something: comments of the engine are no sign of life worth giving up a retry for.
-    async fn first_event(&self, endpoint: &Endpoint, body: &mut Incoming) -> Result<Bytes, Fault> {
+    async fn first_event(&self, endpoint: &Endpoint, rest: &mut Rest) -> Result<Bytes, Fault> {
         loop {
-            match body.frame().await {
-                None => return Err(Fault::Torn("the stream ended before its first event".into())),
-                Some(Err(error)) => return Err(Fault::Torn(chain(&error))),
-                Some(Ok(frame)) => {
-                    endpoint.load.moved();
-                    if let Ok(data) = frame.into_data()
-                        && !data.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line[0] == b':')
-                    {
-                        return Ok(data);
-                    }
-                }
+            let Some(piece) = rest.piece().await else {
+                return Err(Fault::Torn("the stream ended before its first event".into()));
+            };
+            let piece = piece.map_err(|error| Fault::Torn(chain(&error)))?;
+            endpoint.load.moved();
+            if !piece.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line[0] == b':') {
+                return Ok(piece);
             }
         }
     }
 
     /// Reads a reply to its end, or to `limit` and a little more. True = this was the end.
-    async fn gather(&self, endpoint: &Endpoint, body: &mut Incoming, limit: usize) -> Result<(Bytes, bool), Fault> {
-        let Some(first) = self.first_piece(endpoint, body).await? else { return Ok((Bytes::new(), true)) };
-        let Some(second) = self.first_piece(endpoint, body).await? else { return Ok((first, true)) };
+    async fn gather(&self, endpoint: &Endpoint, rest: &mut Rest, limit: usize) -> Result<(Bytes, bool), Fault> {
+        let Some(first) = self.first_piece(endpoint, rest).await? else { return Ok((Bytes::new(), true)) };
+        let Some(second) = self.first_piece(endpoint, rest).await? else { return Ok((first, true)) };
         let mut gathered = BytesMut::from(first);
         gathered.extend_from_slice(&second);
         while gathered.len() <= limit {
-            let Some(piece) = self.first_piece(endpoint, body).await? else { return Ok((gathered.freeze(), true)) };
+            let Some(piece) = self.first_piece(endpoint, rest).await? else { return Ok((gathered.freeze(), true)) };
             gathered.extend_from_slice(&piece);
         }
         Ok((gathered.freeze(), false))

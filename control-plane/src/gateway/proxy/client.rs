@@ -1,121 +1,170 @@
-//! The pooled HTTP client of the hot path, and its twin without a pool.
+//! The HTTP/1.1 client of the hot path: a request goes out in one write, its head comes back in one read.
 //!
-//! Engines close idle connections (llama-server after 5 s), so ours are given up before that. Where a reused connection
-//! turns out dead, the twin makes the one retry on a connection that is surely new. TLS is set up only when the first
-//! `https` engine is called: reading the system's certificates costs memory that most setups never need.
+//! Where a connection from the pool turns out dead before a byte of the answer, the request goes out once more on a new one.
+//! Why it is our own: `docs/decisions/0007-own-upstream-client.md`.
 
-use std::sync::OnceLock;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::uri::Scheme;
-use http::{Extensions, Request, Response};
-use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::{self, Client, connect::Connect};
-use hyper_util::rt::TokioTimer;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Fault;
-use super::connector::{Answered, Connector};
-use super::outgoing::Segments;
+use super::connector::{Connector, Wire};
+use super::http1::Head;
+use super::outgoing::{Outgoing, Segments};
+use super::pool::{Engine, Pool};
+use super::rest::{READ, Rest};
 use crate::causes::chain;
+use crate::registry::Endpoint;
 
-/// Idle connections are given up before llama-server closes them at 5 s.
-const POOL_IDLE: Duration = Duration::from_secs(4);
-/// Idle connections kept for one engine; as many as a row may have slots.
-const POOL_SIZE: usize = 256;
-/// Read buffer of one connection: some tokens of a stream; a larger reply takes more reads.
-const READ_BUFFER: usize = 4 << 10;
+/// Pieces of a request written at once; edited bodies have a handful.
+const PIECES: usize = 16;
 
-/// Runs connection tasks on the tracker, so that a stop waits for them. They end with their call, or with the pool.
-#[derive(Debug, Clone)]
-pub(super) struct Tasks(pub TaskTracker);
-
-impl<F> hyper::rt::Executor<F> for Tasks
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, task: F) {
-        self.0.spawn(task);
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Pair<C> {
-    pooled: Client<C, Segments>,
-    single: Client<C, Segments>,
-}
-
-impl<C: Connect + Clone + Send + Sync + 'static> Pair<C> {
-    fn new(connector: &C, tasks: &Tasks) -> Self {
-        let build = |idle| {
-            Client::builder(tasks.clone())
-                .pool_timer(TokioTimer::new())
-                .pool_idle_timeout(POOL_IDLE)
-                .pool_max_idle_per_host(idle)
-                .http1_read_buf_exact_size(READ_BUFFER)
-                .build(connector.clone())
-        };
-        Self { pooled: build(POOL_SIZE), single: build(0) }
-    }
-
-    async fn send(&self, request: &(dyn Fn() -> Request<Segments> + Sync)) -> Result<Response<Incoming>, Fault> {
-        match self.pooled.request(request()).await {
-            Err(error) if was_reused(&error) => self.single.request(request()).await.map_err(|error| fault(&error)),
-            sent => sent.map_err(|error| fault(&error)),
-        }
-    }
-}
-
-/// Whether the request failed on a connection that had answered an earlier one.
-fn was_reused(error: &legacy::Error) -> bool {
-    let mut extras = Extensions::new();
-    if let Some(connected) = error.connect_info() {
-        connected.get_extras(&mut extras);
-    }
-    extras.get::<Answered>().is_some_and(Answered::get)
-}
-
-fn fault(error: &legacy::Error) -> Fault {
-    if error.is_connect() { Fault::Connect(chain(error)) } else { Fault::Closed(chain(error)) }
-}
-
-/// Both schemes.
+/// A reply that has begun.
 #[derive(Debug)]
-pub(super) struct Clients {
-    connector: Connector,
-    tasks: Tasks,
-    plain: Pair<Connector>,
-    secure: OnceLock<Pair<HttpsConnector<Connector>>>,
+pub(super) struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub rest: Rest,
 }
 
-impl Clients {
-    pub(super) fn new(connector: Connector, tasks: Tasks) -> Self {
-        Self { plain: Pair::new(&connector, &tasks), secure: OnceLock::new(), connector, tasks }
+/// The way to all engines.
+#[derive(Debug)]
+pub(super) struct Client {
+    connector: Connector,
+    pool: Arc<Pool>,
+}
+
+impl Client {
+    /// No connection is made yet, and none is kept once `stopping` is cancelled.
+    pub(super) fn new(connect: Duration, tracker: TaskTracker, stopping: CancellationToken) -> Self {
+        Self { connector: Connector::new(connect), pool: Pool::new(tracker, stopping) }
     }
 
-    /// Sends the request that `request` builds; a second time, on a new connection, if the first one was reused and dead.
+    /// Sends a request, and waits for the head of its reply.
     pub(super) async fn send(
         &self,
-        scheme: &Scheme,
-        request: &(dyn Fn() -> Request<Segments> + Sync),
-    ) -> Result<Response<Incoming>, Fault> {
-        if *scheme != Scheme::HTTPS {
-            return self.plain.send(request).await;
+        endpoint: &Endpoint,
+        outgoing: &Outgoing,
+        path: &'static str,
+        body: &Segments,
+    ) -> Result<Answer, Fault> {
+        let lines = outgoing.head(endpoint, path, body.len()).map_err(|error| Fault::Connect(chain(&error)))?;
+        let engine = (endpoint.scheme.clone(), endpoint.authority.clone());
+        if let Some(wire) = self.pool.take(&engine) {
+            let mut sending = Sending::new(wire, &lines, body);
+            match poll_fn(|cx| sending.poll_head(cx)).await {
+                Ok(head) => return Ok(self.answer(engine, sending, head)),
+                // It was closed while it was idle: no engine has seen the request.
+                Err(_) if !sending.is_answered => {}
+                Err(error) => return Err(Fault::Closed(chain(&error))),
+            }
         }
-        self.secure()?.send(request).await
+        let wire = self.connector.connect(&engine.0, &engine.1).await.map_err(|error| Fault::Connect(chain(&error)))?;
+        let mut sending = Sending::new(wire, &lines, body);
+        let head = poll_fn(|cx| sending.poll_head(cx)).await.map_err(|error| Fault::Closed(chain(&error)))?;
+        Ok(self.answer(engine, sending, head))
     }
 
-    fn secure(&self) -> Result<&Pair<HttpsConnector<Connector>>, Fault> {
-        if let Some(pair) = self.secure.get() {
-            return Ok(pair);
-        }
-        let provider = rustls::crypto::ring::default_provider();
-        let builder = HttpsConnectorBuilder::new()
-            .with_provider_and_platform_verifier(provider)
-            .map_err(|error| Fault::Connect(format!("the system's certificates cannot be read: {error}")))?;
-        let connector = builder.https_or_http().enable_http1().wrap_connector(self.connector.clone());
-        Ok(self.secure.get_or_init(|| Pair::new(&connector, &self.tasks)))
+    fn answer(&self, engine: Engine, sending: Sending<'_>, head: Head) -> Answer {
+        // A request that was not taken whole leaves its remains behind.
+        let home = (head.keeps && sending.is_sent()).then(|| (Arc::clone(&self.pool), engine));
+        let early = Bytes::copy_from_slice(&sending.input);
+        Answer { status: head.status, headers: head.headers, rest: Rest::new(sending.wire, head.body, early, home) }
     }
 }
+
+/// One request on its way.
+struct Sending<'a> {
+    wire: Wire,
+    head: &'a [u8],
+    body: &'a Segments,
+    /// Bytes of both that are written.
+    sent: usize,
+    is_flushed: bool,
+    /// Why no more can be written. There may be an answer all the same, which says more.
+    unsendable: Option<io::Error>,
+    /// Something was read.
+    is_answered: bool,
+    /// What was read and is not understood yet.
+    input: BytesMut,
+}
+
+impl<'a> Sending<'a> {
+    fn new(wire: Wire, head: &'a [u8], body: &'a Segments) -> Self {
+        Self { wire, head, body, sent: 0, is_flushed: false, unsendable: None, is_answered: false, input: BytesMut::new() }
+    }
+
+    fn is_sent(&self) -> bool {
+        self.is_flushed && self.unsendable.is_none()
+    }
+
+    /// Writes what can be written, and reads meanwhile: an engine may refuse a body before it has read all of it.
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Head>> {
+        if !self.is_flushed
+            && self.unsendable.is_none()
+            && let Poll::Ready(Err(error)) = self.poll_write(cx)
+        {
+            self.unsendable = Some(error);
+        }
+        loop {
+            match ready!(self.poll_read(cx)) {
+                Ok(0) => return Poll::Ready(Err(self.unsendable.take().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()))),
+                Ok(_) => {
+                    self.is_answered = true;
+                    if let Some(head) = Head::take(&mut self.input).map_err(io::Error::other)? {
+                        return Poll::Ready(Ok(head));
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(self.unsendable.take().unwrap_or(error))),
+            }
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.sent < self.head.len() + self.body.len() {
+            let mut skip = self.sent;
+            let mut slices = [IoSlice::new(&[]); PIECES];
+            let pieces = std::iter::once(self.head).chain(self.body.pieces()).filter_map(|piece| {
+                let left = piece.get(skip..).unwrap_or_default();
+                skip = skip.saturating_sub(piece.len());
+                (!left.is_empty()).then_some(left)
+            });
+            let mut count = 0;
+            for (slice, piece) in slices.iter_mut().zip(pieces) {
+                *slice = IoSlice::new(piece);
+                count += 1;
+            }
+            match ready!(Pin::new(&mut self.wire).poll_write_vectored(cx, &slices[..count]))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.sent += written,
+            }
+        }
+        ready!(Pin::new(&mut self.wire).poll_flush(cx))?;
+        self.is_flushed = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut space = [MaybeUninit::uninit(); READ];
+        let mut read = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.wire).poll_read(cx, &mut read))?;
+        self.input.extend_from_slice(read.filled());
+        Poll::Ready(Ok(read.filled().len()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

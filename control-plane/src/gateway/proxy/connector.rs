@@ -1,105 +1,124 @@
-//! Connections to engines: TCP without delay, bounded in time, and able to say whether they have answered before.
+//! Connections to engines: TCP without delay, with TLS where the row says `https`, bounded in time.
 //!
-//! The last point decides a retry: an engine may close an idle connection at the very moment we reuse it, and only a
-//! connection that has carried a reply before can have been idle.
+//! TLS is set up only when the first such engine is called: reading the system's certificates costs memory that most
+//! set-ups never need.
 
-use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use http::Uri;
-use http::uri::Scheme;
-use hyper_util::client::legacy::connect::{Connected, Connection};
-use hyper_util::rt::TokioIo;
+use http::uri::{Authority, Scheme};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
-/// Opens TCP connections.
-#[derive(Debug, Clone)]
+/// Opens connections.
+#[derive(Debug)]
 pub(super) struct Connector {
-    /// Longest time to connect.
-    pub timeout: Duration,
+    timeout: Duration,
+    tls: OnceLock<Arc<ClientConfig>>,
 }
 
-/// Set once the connection has received a byte; found among the extras of its [`Connected`].
-#[derive(Debug, Clone, Default)]
-pub(super) struct Answered(Arc<AtomicBool>);
+impl Connector {
+    /// `timeout` = longest time for a connection, TLS and all.
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { timeout, tls: OnceLock::new() }
+    }
 
-impl Answered {
-    pub(super) fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// A new connection.
+    pub(super) async fn connect(&self, scheme: &Scheme, authority: &Authority) -> io::Result<Wire> {
+        timeout(self.timeout, self.open(scheme, authority))
+            .await
+            .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in time")))
+    }
+
+    async fn open(&self, scheme: &Scheme, authority: &Authority) -> io::Result<Wire> {
+        let is_secure = *scheme == Scheme::HTTPS;
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let port = authority.port_u16().unwrap_or(if is_secure { 443 } else { 80 });
+        let stream = TcpStream::connect((host, port)).await?;
+        stream.set_nodelay(true)?;
+        if !is_secure {
+            return Ok(Wire::Plain(stream));
+        }
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        Ok(Wire::Secure(Box::new(TlsConnector::from(self.tls()?).connect(name, stream).await?)))
+    }
+
+    fn tls(&self) -> io::Result<Arc<ClientConfig>> {
+        if let Some(tls) = self.tls.get() {
+            return Ok(Arc::clone(tls));
+        }
+        let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .and_then(BuilderVerifierExt::with_platform_verifier)
+            .map_err(|error| io::Error::other(format!("the system's certificates cannot be read: {error}")))?
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Arc::clone(self.tls.get_or_init(|| Arc::new(config))))
     }
 }
 
 /// One connection.
 #[derive(Debug)]
-pub(super) struct Wire {
-    stream: TcpStream,
-    answered: Answered,
+pub(super) enum Wire {
+    /// Without TLS.
+    Plain(TcpStream),
+    /// With it.
+    Secure(Box<TlsStream<TcpStream>>),
 }
 
-impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Wire>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Wire>>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let timeout = self.timeout;
-        Box::pin(async move {
-            let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-            let port = uri.port_u16().unwrap_or(if uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 });
-            let stream = tokio::time::timeout(timeout, TcpStream::connect((host, port)))
-                .await
-                .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))??;
-            stream.set_nodelay(true)?;
-            Ok(TokioIo::new(Wire { stream, answered: Answered::default() }))
-        })
-    }
-}
-
-impl Connection for Wire {
-    fn connected(&self) -> Connected {
-        Connected::new().extra(self.answered.clone())
+impl Wire {
+    /// Nothing has come, not even the end. One that is idle and not quiet cannot carry another request.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        let mut byte = [0];
+        Pin::new(self).poll_read(&mut Context::from_waker(Waker::noop()), &mut ReadBuf::new(&mut byte)).is_pending()
     }
 }
 
 impl AsyncRead for Wire {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.answered.0.store(true, Ordering::Relaxed);
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Secure(stream) => Pin::new(stream).poll_read(cx, buf),
         }
-        read
     }
 }
 
 impl AsyncWrite for Wire {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Secure(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Secure(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Secure(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
     }
 }

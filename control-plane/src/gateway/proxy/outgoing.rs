@@ -3,15 +3,9 @@
 //! What identifies the client to us, or concerns one connection only, is taken out first: an engine never sees a client's
 //! key, cookie or address.
 
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::uri::PathAndQuery;
-use http::{Method, Request, Uri};
-use http_body::{Body, Frame, SizeHint};
+use http::uri::{InvalidUri, PathAndQuery};
 
 use crate::registry::Endpoint;
 
@@ -43,6 +37,9 @@ const NOT_FORWARDED: [HeaderName; 23] = [
     HeaderName::from_static("x-lifeboat-priority"),
 ];
 
+/// Bytes set aside for the head of a request; more are found when it is longer.
+const HEAD: usize = 512;
+
 /// Takes what an engine may not see out of a client's headers.
 pub(in crate::gateway) fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
@@ -70,15 +67,12 @@ pub(in crate::gateway) fn detach(headers: &mut HeaderMap) {
 
 /// A body in pieces: what the client sent, cut where something is put in or replaced.
 #[derive(Debug, Clone, Default)]
-pub(in crate::gateway) struct Segments {
-    pieces: Vec<Bytes>,
-    next: usize,
-}
+pub(in crate::gateway) struct Segments(Vec<Bytes>);
 
 impl Segments {
     /// The body as it came.
     pub(in crate::gateway) fn whole(body: Bytes) -> Self {
-        Self { pieces: vec![body], next: 0 }
+        Self(vec![body])
     }
 
     /// The body with these ranges replaced; they lie within it and apart from each other.
@@ -96,44 +90,22 @@ impl Segments {
         }
         pieces.push(body.slice(from..));
         pieces.retain(|piece| !piece.is_empty());
-        Self { pieces, next: 0 }
+        Self(pieces)
     }
 
-    fn left(&self) -> &[Bytes] {
-        self.pieces.get(self.next..).unwrap_or_default()
+    /// Its pieces.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(Bytes::as_ref)
     }
 
-    /// Bytes left.
+    /// Bytes.
     pub(in crate::gateway) fn len(&self) -> usize {
-        self.left().iter().map(Bytes::len).sum()
+        self.0.iter().map(Bytes::len).sum()
     }
 
     /// All of it in one.
     pub(in crate::gateway) fn concat(&self) -> Vec<u8> {
-        self.left().concat()
-    }
-}
-
-impl Body for Segments {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        while let Some(piece) = self.left().first().cloned() {
-            self.next += 1;
-            if !piece.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(piece))));
-            }
-        }
-        Poll::Ready(None)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left().iter().all(Bytes::is_empty)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.len() as u64)
+        self.0.concat()
     }
 }
 
@@ -148,25 +120,29 @@ pub(in crate::gateway) struct Outgoing {
 
 impl Outgoing {
     /// Where it goes on this engine.
-    pub(super) fn uri(&self, endpoint: &Endpoint, path: &'static str) -> Result<Uri, http::Error> {
-        let path = match (&self.query, endpoint.prefix.is_empty()) {
-            (None, true) => PathAndQuery::from_static(path),
-            (None, false) => PathAndQuery::try_from(format!("{}{path}", endpoint.prefix))?,
-            (Some(query), _) => PathAndQuery::try_from(format!("{}{path}?{query}", endpoint.prefix))?,
-        };
-        Uri::builder().scheme(endpoint.scheme.clone()).authority(endpoint.authority.clone()).path_and_query(path).build()
+    fn target(&self, endpoint: &Endpoint, path: &'static str) -> Result<PathAndQuery, InvalidUri> {
+        match (&self.query, endpoint.prefix.is_empty()) {
+            (None, true) => Ok(PathAndQuery::from_static(path)),
+            (None, false) => PathAndQuery::try_from(format!("{}{path}", endpoint.prefix)),
+            (Some(query), _) => PathAndQuery::try_from(format!("{}{path}?{query}", endpoint.prefix)),
+        }
     }
 
-    /// One attempt.
-    pub(super) fn request(&self, uri: &Uri, endpoint: &Endpoint, body: &Segments) -> Request<Segments> {
-        let mut request = Request::new(body.clone());
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = uri.clone();
-        request.headers_mut().clone_from(&self.headers);
-        if let Some(key) = &endpoint.authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, key.clone());
+    /// The head of one attempt, as it is sent before a body of `length` bytes.
+    pub(super) fn head(&self, endpoint: &Endpoint, path: &'static str, length: usize) -> Result<Vec<u8>, InvalidUri> {
+        let target = self.target(endpoint, path)?;
+        let mut head = Vec::with_capacity(HEAD);
+        let mut add = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
+        add(&[b"POST ", target.as_str().as_bytes(), b" HTTP/1.1\r\nhost: ", endpoint.authority.host().as_bytes()]);
+        if let Some(port) = endpoint.authority.port() {
+            add(&[b":", port.as_str().as_bytes()]);
         }
-        request
+        let key = endpoint.authorization.iter().map(|key| (&header::AUTHORIZATION, key));
+        for (name, value) in self.headers.iter().chain(key) {
+            add(&[b"\r\n", name.as_str().as_bytes(), b": ", value.as_bytes()]);
+        }
+        add(&[b"\r\ncontent-length: ", length.to_string().as_bytes(), b"\r\n\r\n"]);
+        Ok(head)
     }
 }
 
@@ -206,16 +182,24 @@ mod tests {
         let edited = Segments::edited(&body, edits);
         assert_eq!(edited.concat(), br#"{"model":"longer","x":2}"#);
         assert_eq!(edited.len(), edited.concat().len());
-        assert_eq!(edited.pieces[0].as_ptr(), body.as_ptr());
+        assert_eq!(edited.0[0].as_ptr(), body.as_ptr());
     }
 
     #[test]
-    fn prefix_and_query_reach_the_engine() {
+    fn prefix_query_and_key_reach_the_engine() {
         let mut engine = std::sync::Arc::into_inner(endpoint(8080, 1)).unwrap();
         let mut outgoing = Outgoing { query: None, headers: HeaderMap::new() };
-        assert_eq!(outgoing.uri(&engine, "/v1/messages").unwrap(), "http://127.0.0.1:8080/v1/messages");
+        let head = |outgoing: &Outgoing, engine: &Endpoint| String::from_utf8(outgoing.head(engine, "/v1/messages", 7).unwrap()).unwrap();
+        let bare = "POST /v1/messages HTTP/1.1\r\nhost: 127.0.0.1:8080\r\ncontent-length: 7\r\n\r\n";
+        assert_eq!(head(&outgoing, &engine), bare);
         engine.prefix = "/llm".into();
+        engine.authority = "user:word@[::1]".parse().unwrap();
+        engine.authorization = Some(HeaderValue::from_static("Bearer k"));
         outgoing.query = Some("beta=true".into());
-        assert_eq!(outgoing.uri(&engine, "/v1/messages").unwrap(), "http://127.0.0.1:8080/llm/v1/messages?beta=true");
+        outgoing.headers.insert("anthropic-version", HeaderValue::from_static("1"));
+        let full = "POST /llm/v1/messages?beta=true HTTP/1.1\r\nhost: [::1]\r\nanthropic-version: 1\r\nauthorization: Bearer k\r\ncontent-length: 7\r\n\r\n";
+        assert_eq!(head(&outgoing, &engine), full);
+        outgoing.query = Some("a b\r\nx: y".into());
+        assert!(outgoing.head(&engine, "/v1/messages", 7).is_err());
     }
 }
