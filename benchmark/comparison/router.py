@@ -90,7 +90,7 @@ def conversations(options, count, rows):
         texts = ["--system-tokens", 600, "--first-tokens", 400, "--message-tokens", 80, "--answer-tokens", 8 if options.quick else 64]
         oracle = ["--engine-slots", SLOTS, "--engine-host-tokens", HOST_CACHE_MIB * 2**20 // KV_BYTES_PER_TOKEN]
         oracle += ["--engine-prefill-us-per-char", PREFILL_US_PER_CHAR, "--engine-decode-us", DECODE_US]
-        return run_bench(options, "conversations", "--conversations", count, "--model", MODEL, *load, *texts, *oracle, *targets)
+        return run_bench(options, "conversations", "--together", "--conversations", count, "--model", MODEL, *load, *texts, *oracle, *targets)
 
 
 def simulation(options):

@@ -5,7 +5,7 @@
 //! server that is slow does not hide it by being asked less.
 //!
 //! A target is a base URL, or the engines behind it with a router in this process (round robin, least connections, the
-//! oracle) to compare with. Targets take turns, seed by seed.
+//! oracle) to compare with. Targets take turns, seed by seed, or all serve the same conversations at the same time.
 
 mod plan;
 mod route;
@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use futures_util::future::try_join_all;
 use lifeboat::sim_engine::model::{CacheSetup, EngineSetup, SlotRules, Speed};
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -71,6 +72,9 @@ pub struct Options {
     /// The first seed. Texts of the same seed are the same, so use each only once on engines that remember.
     #[arg(long, default_value_t = 1)]
     first_seed: u64,
+    /// All targets at the same time, for ones with engines of their own: what disturbs one disturbs all.
+    #[arg(long)]
+    together: bool,
     /// For the oracle: slots of one engine.
     #[arg(long, default_value_t = 4)]
     engine_slots: usize,
@@ -119,6 +123,26 @@ struct Target {
     seconds: f64,
 }
 
+impl Target {
+    /// All conversations of one seed.
+    async fn hold(&mut self, options: &Options, seed: u64, client: &Client) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let mut talks = JoinSet::new();
+        for plan in plan::plans(options, seed) {
+            talks.spawn(talk::hold(client.clone(), Arc::clone(&self.router), plan, began));
+        }
+        let mut turns = Vec::new();
+        while let Some(talk) = talks.join_next().await {
+            turns.extend(talk.context("a conversation broke off")?);
+        }
+        self.seconds += began.elapsed().as_secs_f64();
+        self.means.push(stats::mean(&turns.iter().filter_map(Turn::first_token).collect::<Vec<_>>()));
+        report::problem(&format!("{}: seed {seed}, {} requests", self.name, turns.len()));
+        self.turns.extend(turns);
+        Ok(())
+    }
+}
+
 /// Runs it.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     ensure!(options.conversations > 0 && options.turns > 0 && options.seeds > 0, "--conversations, --turns and --seeds must be above 0");
@@ -141,20 +165,13 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
         });
     }
     for seed in options.first_seed..options.first_seed + options.seeds {
-        for target in &mut targets {
-            let began = Instant::now();
-            let mut talks = JoinSet::new();
-            for plan in plan::plans(options, seed) {
-                talks.spawn(talk::hold(client.clone(), Arc::clone(&target.router), plan, began));
+        let held = targets.iter_mut().map(|target| target.hold(options, seed, &client));
+        if options.together {
+            try_join_all(held).await?;
+        } else {
+            for held in held {
+                held.await?;
             }
-            let mut turns = Vec::new();
-            while let Some(talk) = talks.join_next().await {
-                turns.extend(talk.context("a conversation broke off")?);
-            }
-            target.seconds += began.elapsed().as_secs_f64();
-            target.means.push(stats::mean(&turns.iter().filter_map(Turn::first_token).collect::<Vec<_>>()));
-            report::problem(&format!("{}: seed {seed}, {} requests", target.name, turns.len()));
-            target.turns.extend(turns);
         }
     }
     let lines: Vec<Line> = targets.iter().map(|target| line(options, target)).collect();

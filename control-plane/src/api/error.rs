@@ -5,7 +5,7 @@
 //! stranger has no use for our paths and SQL.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode, header};
 use lifeboat_engines::spec::SpecError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,6 +15,9 @@ use crate::jobs::{Busy, JobError};
 use crate::keys::Denied;
 use crate::security::Refused;
 use crate::store::StoreError;
+
+/// Seconds after which what is refused for the moment (429, 503) is worth another try: a job may have ended, a stop is over.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 
 /// What went wrong, for programs (`code`) and people (`message`, `hint`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -110,7 +113,10 @@ impl ApiError {
         let error = ErrorBody { code: code.into(), message, field, hint, request_id: request_id.into() };
         let mut response = (status, axum::Json(ErrorEnvelope { error })).into_response();
         if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         response
     }

@@ -293,6 +293,18 @@ impl ReplyBody {
         self.last_words = Some(if at_edge { event } else { join(Bytes::from_static(b"\n\n"), &event) });
     }
 
+    /// Why the reply ends though more of it is here. A client that reads slowly always finds more, so this cannot be left to
+    /// the moments in which there is nothing.
+    fn overdue(&self) -> Option<Fault> {
+        if self.meter.active().is_cancelled() {
+            return Some(Fault::Cancelled);
+        }
+        if self.permit.as_ref().is_some_and(|permit| permit.endpoint.ended.is_cancelled()) {
+            return Some(Fault::Ended);
+        }
+        (self.last_piece >= self.limits.until).then(|| Fault::TooLong(self.limits.total))
+    }
+
     /// Ready once the reply has taken too long or its engine is being ended.
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
         if let Some(permit) = &self.permit {
@@ -354,6 +366,12 @@ impl Body for ReplyBody {
                 match upstream.poll_piece(cx) {
                     Poll::Ready(Some(Ok(piece))) => {
                         this.last_piece = Instant::now();
+                        if let Some(fault) = this.overdue() {
+                            if let Err(error) = this.cut(&fault) {
+                                return Poll::Ready(Some(Err(error)));
+                            }
+                            continue;
+                        }
                         if let Some(permit) = &this.permit {
                             permit.endpoint.load.moved();
                         }

@@ -178,6 +178,10 @@ impl Failure {
             Fault::Ended => Self::new(ErrorCode::NoReadyRow, "the engine is being stopped or restarted").after(Duration::from_secs(5)),
             Fault::Connect(_) => Self::new(ErrorCode::UpstreamFailed, "the engine cannot be reached"),
             Fault::Closed(_) => Self::new(ErrorCode::UpstreamFailed, "the engine closed the connection before it answered"),
+            Fault::Garbled(what) => Self::new(
+                ErrorCode::UpstreamFailed,
+                format!("the engine's answer cannot be understood ({what}); does its row's `url` lead to a model server?"),
+            ),
             Fault::Torn(_) => Self::new(ErrorCode::UpstreamFailed, "the engine broke off before its answer was complete"),
             Fault::Strange(status) => Self::new(
                 ErrorCode::UpstreamFailed,

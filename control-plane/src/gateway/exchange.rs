@@ -303,18 +303,18 @@ async fn ask(
         // A reply that is not streamed comes whole, after all of its tokens.
         config.total
     };
-    let until = meter.arrived() + config.total;
+    let patience = Patience { first_byte, until: meter.arrived() + config.total, total: config.total };
     if let Some(reply) = form.answer(&ids(prepared, meter)) {
         return Ok((reply, None));
     }
     let endpoint = &permit.endpoint;
     let body = form.body.clone();
-    let mut reply = gateway.proxy.call(endpoint, &prepared.outgoing, form.path, body, Patience { first_byte, until }).await?;
+    let mut reply = gateway.proxy.call(endpoint, &prepared.outgoing, form.path, body, patience).await?;
     meter.first_byte();
     permit.first_byte();
     if form.gathers && kind(&reply.headers) == Kind::Events {
         let (status, mut headers) = (reply.status, std::mem::take(&mut reply.headers));
-        let first = gateway.proxy.put_together(endpoint, reply, until).await?;
+        let first = gateway.proxy.put_together(endpoint, reply, patience).await?;
         headers.insert(header::CONTENT_TYPE, JSON);
         reply = Reply { status, headers, first, rest: None };
     }

@@ -69,9 +69,13 @@ impl Permit {
             // It was ended by us, or did what it could.
             Fault::Ended | Fault::Cancelled | Fault::TooLong(_) => Outcome::Neutral,
             Fault::Refused { .. } | Fault::Said(_) if fault.is_the_clients() => Outcome::Neutral,
-            Fault::Said(_) | Fault::Closed(_) | Fault::Torn(_) | Fault::Silent(_) | Fault::Strange(_) | Fault::Refused { .. } => {
-                Outcome::Failed
-            }
+            Fault::Said(_)
+            | Fault::Closed(_)
+            | Fault::Garbled(_)
+            | Fault::Torn(_)
+            | Fault::Silent(_)
+            | Fault::Strange(_)
+            | Fault::Refused { .. } => Outcome::Failed,
         };
     }
 }

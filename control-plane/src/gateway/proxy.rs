@@ -10,6 +10,7 @@ mod http1;
 pub(in crate::gateway) mod outgoing;
 mod pool;
 mod rest;
+mod unsent;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::client::{Answer, Client};
+use self::http1::Malformed;
 use self::outgoing::{Outgoing, Segments};
 pub(in crate::gateway) use self::rest::Rest;
 use crate::causes::chain;
@@ -40,6 +42,9 @@ pub(in crate::gateway) enum Fault {
     /// The connection broke before the reply began.
     #[error("the engine closed the connection before it answered: {0}")]
     Closed(String),
+    /// What came is not HTTP.
+    #[error("the engine's answer cannot be understood: {0}")]
+    Garbled(Malformed),
     /// The reply broke off; nothing of it was sent on.
     #[error("the engine's reply broke off: {0}")]
     Torn(String),
@@ -78,7 +83,7 @@ impl Fault {
     pub(in crate::gateway) fn may_retry(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Closed(_) | Self::Torn(_) | Self::Ended => true,
-            Self::Silent(_) | Self::TooLong(_) | Self::Cancelled | Self::Strange(_) | Self::Said(_) => false,
+            Self::Garbled(_) | Self::Silent(_) | Self::TooLong(_) | Self::Cancelled | Self::Strange(_) | Self::Said(_) => false,
             Self::Refused { status, .. } => matches!(status.as_u16(), 429 | 502..=504 | 529),
         }
     }
@@ -119,6 +124,8 @@ pub(in crate::gateway) struct Patience {
     pub first_byte: Duration,
     /// End of the request, whatever happens.
     pub until: Instant,
+    /// How long that is from its beginning, for the words of it.
+    pub total: Duration,
 }
 
 /// The way to all engines.
@@ -155,18 +162,18 @@ impl Proxy {
             biased;
             reply = self.exchange(endpoint, outgoing, path, body) => reply,
             () = endpoint.ended.cancelled() => Err(Fault::Ended),
-            () = sleep_until(until) => Err(Fault::Silent(patience.first_byte)),
+            () = sleep_until(until) => {
+                Err(if until == patience.until { Fault::TooLong(patience.total) } else { Fault::Silent(patience.first_byte) })
+            }
         }
     }
 
     async fn exchange(&self, endpoint: &Endpoint, outgoing: &Outgoing, path: &'static str, body: Segments) -> Result<Reply, Fault> {
-        let Answer { status, headers, mut rest } = self.client.send(endpoint, outgoing, path, &body).await?;
-        drop(body);
+        let Answer { status, headers, mut rest } = self.client.send(endpoint, outgoing, path, body).await?;
         endpoint.load.moved();
         if status.as_u16() >= 400 {
             let retry_after = headers.get(header::RETRY_AFTER).cloned();
-            let (body, _) = self.gather(endpoint, &mut rest, ERROR_BODY).await?;
-            return Err(Fault::Refused { status, retry_after, body });
+            return Err(Fault::Refused { status, retry_after, body: self.words(endpoint, &mut rest).await });
         }
         if !status.is_success() {
             return Err(Fault::Strange(status));
@@ -180,7 +187,7 @@ impl Proxy {
     }
 
     /// The rest of a stream, put together into one document. The client has had nothing of it yet.
-    pub(in crate::gateway) async fn put_together(&self, endpoint: &Endpoint, reply: Reply, until: Instant) -> Result<Bytes, Fault> {
+    pub(in crate::gateway) async fn put_together(&self, endpoint: &Endpoint, reply: Reply, patience: Patience) -> Result<Bytes, Fault> {
         let mut aggregate = Aggregate::new(self.whole);
         aggregate.push(&reply.first).map_err(Fault::Said)?;
         let Some(mut rest) = reply.rest else { return Self::whole(aggregate) };
@@ -196,7 +203,7 @@ impl Proxy {
             biased;
             document = reading => document,
             () = endpoint.ended.cancelled() => Err(Fault::Ended),
-            () = sleep_until(until) => Err(Fault::Silent(self.between_chunks)),
+            () = sleep_until(patience.until) => Err(Fault::TooLong(patience.total)),
         }
     }
 
@@ -226,6 +233,17 @@ impl Proxy {
                 return Ok(piece);
             }
         }
+    }
+
+    /// The words of a refusal, or as many of them as come. The status says the most, and has been heard.
+    async fn words(&self, endpoint: &Endpoint, rest: &mut Rest) -> Bytes {
+        let mut words = BytesMut::new();
+        while words.len() <= ERROR_BODY
+            && let Ok(Some(piece)) = self.first_piece(endpoint, rest).await
+        {
+            words.extend_from_slice(&piece);
+        }
+        words.freeze()
     }
 
     /// Reads a reply to its end, or to `limit` and a little more. True = this was the end.

@@ -128,7 +128,7 @@ impl Resume {
                 return Err(Fault::Torn("no other engine here goes on with a reply that was begun".into()));
             }
             let body = asked.body(body, endpoint.upstream_model.as_deref(), permit.placement.slot, false);
-            let patience = Patience { first_byte: config.first_byte, until: self.arrived + config.total };
+            let patience = Patience { first_byte: config.first_byte, until: self.arrived + config.total, total: config.total };
             let reply = self.gateway.proxy.call(&endpoint, &self.outgoing, self.path, body, patience).await?;
             if kind(&reply.headers) == Kind::Events { Ok(reply) } else { Err(Fault::Torn("it is no stream".into())) }
         };

@@ -27,9 +27,12 @@ pub fn encode_path(path: &str) -> String {
     path.split('/').map(encode).collect::<Vec<_>>().join("/")
 }
 
+/// What mostly helps where TLS cannot be set up.
+pub const CERTIFICATES_HINT: &str = "does this system have CA certificates (package `ca-certificates`, or SSL_CERT_FILE)?";
+
 /// Why there is no client.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("the HTTP client cannot be set up; does this system have CA certificates (package `ca-certificates`, or SSL_CERT_FILE)?")]
+#[error("the HTTP client cannot be set up; {CERTIFICATES_HINT}")]
 pub struct HttpError(#[source] Arc<reqwest::Error>);
 
 /// One client, built when it is first asked for. Clones share it.

@@ -27,8 +27,8 @@ use crate::host::clock;
 
 /// Events on their way to one client; a client that reads slower is left out of the batch.
 const EVENTS: usize = 64;
-/// Largest body read; llama-server takes 100 MiB by default.
-const MAX_BODY_BYTES: usize = 100 << 20;
+/// Largest body read: more than the gateway passes on. llama-server takes 100 MiB.
+const MAX_BODY_BYTES: usize = 128 << 20;
 
 /// What every handler needs.
 #[derive(Debug)]

@@ -221,7 +221,11 @@ impl ApiError {
         };
         let mut error = Self::new(
             code,
-            message.map_or_else(|| format!("the engine answered {status}"), |message| message.chars().take(MAX_MESSAGE_CHARS).collect()),
+            match message {
+                Some(message) => message.chars().take(MAX_MESSAGE_CHARS).collect(),
+                None if code == ErrorCode::BodyTooLarge => "the engine takes no request as large as this one; make it smaller".to_owned(),
+                None => format!("the engine answered {status}"),
+            },
         );
         if keep_status {
             error.status = status;
@@ -401,7 +405,7 @@ mod tests {
 
     #[test]
     fn engine_errors_become_stable_codes() {
-        let table: [(u16, &str, ErrorCode, u16); 14] = [
+        let table: [(u16, &str, ErrorCode, u16); 15] = [
             (400, r#"{"error":{"code":400,"message":"bad","type":"invalid_request_error"}}"#, ErrorCode::InvalidRequest, 400),
             (422, r#"{"detail":"no"}"#, ErrorCode::InvalidRequest, 422),
             (
@@ -423,6 +427,7 @@ mod tests {
             (503, r#"{"error":{"message":"Loading model","type":"unavailable_error"}}"#, ErrorCode::NoReadyRow, 503),
             (500, r#"{"error":{"message":"boom","type":"server_error"}}"#, ErrorCode::UpstreamFailed, 502),
             (500, "<html>", ErrorCode::UpstreamFailed, 502),
+            (413, "", ErrorCode::BodyTooLarge, 413),
             (429, "", ErrorCode::RateLimited, 429),
             (529, r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#, ErrorCode::NoReadyRow, 503),
             (400, r#"{"error":"plain"}"#, ErrorCode::InvalidRequest, 400),

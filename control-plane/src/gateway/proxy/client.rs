@@ -1,10 +1,10 @@
 //! The HTTP/1.1 client of the hot path: a request goes out in one write, its head comes back in one read.
 //!
-//! Where a connection from the pool turns out dead before a byte of the answer, the request goes out once more on a new one.
+//! Where a connection from the pool turns out to be dead at once, the request goes out once more on a new one.
 //! Why it is our own: `docs/decisions/0007-own-upstream-client.md`.
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use lifeboat_engines::dialect::{ApiError, ErrorCode};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,11 +25,13 @@ use super::http1::Head;
 use super::outgoing::{Outgoing, Segments};
 use super::pool::{Engine, Pool};
 use super::rest::{READ, Rest};
+use super::unsent::Unsent;
 use crate::causes::chain;
 use crate::registry::Endpoint;
 
-/// Pieces of a request written at once; edited bodies have a handful.
-const PIECES: usize = 16;
+/// A connection that had died while it was idle shows that at once. What fails later may have been worked on, and whether to
+/// ask again is not for this client to say.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// A reply that has begun.
 #[derive(Debug)]
@@ -54,46 +58,43 @@ impl Client {
     }
 
     /// Sends a request, and waits for the head of its reply.
-    pub(super) async fn send(
-        &self,
-        endpoint: &Endpoint,
-        outgoing: &Outgoing,
-        path: &'static str,
-        body: &Segments,
-    ) -> Result<Answer, Fault> {
-        let lines = outgoing.head(endpoint, path, body.len()).map_err(|error| Fault::Connect(chain(&error)))?;
+    pub(super) async fn send(&self, endpoint: &Endpoint, outgoing: &Outgoing, path: &'static str, body: Segments) -> Result<Answer, Fault> {
+        let head = outgoing.head(endpoint, path, body.len()).map_err(|error| {
+            let what = format!("the query cannot be sent on to the engine ({error}); make it shorter");
+            Fault::Said(ApiError::new(ErrorCode::InvalidRequest, what))
+        })?;
+        let mut unsent = Unsent::new(head, body);
         let engine = (endpoint.scheme.clone(), endpoint.authority.clone());
         if let Some(wire) = self.pool.take(&engine) {
-            let mut sending = Sending::new(wire, &lines, body);
+            let (taken, mut sending) = (Instant::now(), Sending::new(wire, unsent));
             match poll_fn(|cx| sending.poll_head(cx)).await {
                 Ok(head) => return Ok(self.answer(engine, sending, head)),
-                // It was closed while it was idle: no engine has seen the request.
-                Err(_) if !sending.is_answered => {}
-                Err(error) => return Err(Fault::Closed(chain(&error))),
+                Err(_) if !sending.is_answered && taken.elapsed() < AT_ONCE => unsent = sending.unsent.again(),
+                Err(fault) => return Err(fault),
             }
         }
         let wire = self.connector.connect(&engine.0, &engine.1).await.map_err(|error| Fault::Connect(chain(&error)))?;
-        let mut sending = Sending::new(wire, &lines, body);
-        let head = poll_fn(|cx| sending.poll_head(cx)).await.map_err(|error| Fault::Closed(chain(&error)))?;
+        let mut sending = Sending::new(wire, unsent);
+        let head = poll_fn(|cx| sending.poll_head(cx)).await?;
         Ok(self.answer(engine, sending, head))
     }
 
-    fn answer(&self, engine: Engine, sending: Sending<'_>, head: Head) -> Answer {
+    fn answer(&self, engine: Engine, sending: Sending, head: Head) -> Answer {
+        let Sending { wire, unsent, unsendable, input, .. } = sending;
+        let is_sent = unsent.is_done();
         // A request that was not taken whole leaves its remains behind.
-        let home = (head.keeps && sending.is_sent()).then(|| (Arc::clone(&self.pool), engine));
-        let early = Bytes::copy_from_slice(&sending.input);
-        Answer { status: head.status, headers: head.headers, rest: Rest::new(sending.wire, head.body, early, home) }
+        let home = (head.keeps && is_sent).then(|| (Arc::clone(&self.pool), engine));
+        // Who refuses does not want the rest; who begins to answer may well wait for it.
+        let unsent = (!is_sent && unsendable.is_none() && head.status.as_u16() < 400).then(|| Box::new(unsent));
+        let rest = Rest::new(wire, head.body, Bytes::copy_from_slice(&input), home, unsent);
+        Answer { status: head.status, headers: head.headers, rest }
     }
 }
 
 /// One request on its way.
-struct Sending<'a> {
+struct Sending {
     wire: Wire,
-    head: &'a [u8],
-    body: &'a Segments,
-    /// Bytes of both that are written.
-    sent: usize,
-    is_flushed: bool,
+    unsent: Unsent,
     /// Why no more can be written. There may be an answer all the same, which says more.
     unsendable: Option<io::Error>,
     /// Something was read.
@@ -102,59 +103,33 @@ struct Sending<'a> {
     input: BytesMut,
 }
 
-impl<'a> Sending<'a> {
-    fn new(wire: Wire, head: &'a [u8], body: &'a Segments) -> Self {
-        Self { wire, head, body, sent: 0, is_flushed: false, unsendable: None, is_answered: false, input: BytesMut::new() }
-    }
-
-    fn is_sent(&self) -> bool {
-        self.is_flushed && self.unsendable.is_none()
+impl Sending {
+    fn new(wire: Wire, unsent: Unsent) -> Self {
+        Self { wire, unsent, unsendable: None, is_answered: false, input: BytesMut::new() }
     }
 
     /// Writes what can be written, and reads meanwhile: an engine may refuse a body before it has read all of it.
-    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Head>> {
-        if !self.is_flushed
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, Fault>> {
+        if !self.unsent.is_done()
             && self.unsendable.is_none()
-            && let Poll::Ready(Err(error)) = self.poll_write(cx)
+            && let Poll::Ready(Err(error)) = self.unsent.poll_write(&mut self.wire, cx)
         {
             self.unsendable = Some(error);
         }
         loop {
-            match ready!(self.poll_read(cx)) {
-                Ok(0) => return Poll::Ready(Err(self.unsendable.take().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()))),
+            let ended = match ready!(self.poll_read(cx)) {
+                Ok(0) => io::ErrorKind::UnexpectedEof.into(),
                 Ok(_) => {
                     self.is_answered = true;
-                    if let Some(head) = Head::take(&mut self.input).map_err(io::Error::other)? {
-                        return Poll::Ready(Ok(head));
+                    match Head::take(&mut self.input).transpose() {
+                        Some(head) => return Poll::Ready(head.map_err(Fault::Garbled)),
+                        None => continue,
                     }
                 }
-                Err(error) => return Poll::Ready(Err(self.unsendable.take().unwrap_or(error))),
-            }
+                Err(error) => error,
+            };
+            return Poll::Ready(Err(Fault::Closed(chain(&self.unsendable.take().unwrap_or(ended)))));
         }
-    }
-
-    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.sent < self.head.len() + self.body.len() {
-            let mut skip = self.sent;
-            let mut slices = [IoSlice::new(&[]); PIECES];
-            let pieces = std::iter::once(self.head).chain(self.body.pieces()).filter_map(|piece| {
-                let left = piece.get(skip..).unwrap_or_default();
-                skip = skip.saturating_sub(piece.len());
-                (!left.is_empty()).then_some(left)
-            });
-            let mut count = 0;
-            for (slice, piece) in slices.iter_mut().zip(pieces) {
-                *slice = IoSlice::new(piece);
-                count += 1;
-            }
-            match ready!(Pin::new(&mut self.wire).poll_write_vectored(cx, &slices[..count]))? {
-                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                written => self.sent += written,
-            }
-        }
-        ready!(Pin::new(&mut self.wire).poll_flush(cx))?;
-        self.is_flushed = true;
-        Poll::Ready(Ok(()))
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {

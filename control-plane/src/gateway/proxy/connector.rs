@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,21 +15,25 @@ use rustls::pki_types::ServerName;
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
+use tokio::task::{coop, spawn_blocking};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+use crate::host::http::CERTIFICATES_HINT;
 
 /// Opens connections.
 #[derive(Debug)]
 pub(super) struct Connector {
     timeout: Duration,
-    tls: OnceLock<Arc<ClientConfig>>,
+    tls: OnceCell<Arc<ClientConfig>>,
 }
 
 impl Connector {
     /// `timeout` = longest time for a connection, TLS and all.
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { timeout, tls: OnceLock::new() }
+        Self { timeout, tls: OnceCell::new() }
     }
 
     /// A new connection.
@@ -49,21 +53,23 @@ impl Connector {
             return Ok(Wire::Plain(stream));
         }
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        Ok(Wire::Secure(Box::new(TlsConnector::from(self.tls()?).connect(name, stream).await?)))
+        Ok(Wire::Secure(Box::new(TlsConnector::from(self.tls().await?).connect(name, stream).await?)))
     }
 
-    fn tls(&self) -> io::Result<Arc<ClientConfig>> {
-        if let Some(tls) = self.tls.get() {
-            return Ok(Arc::clone(tls));
-        }
-        let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .and_then(BuilderVerifierExt::with_platform_verifier)
-            .map_err(|error| io::Error::other(format!("the system's certificates cannot be read: {error}")))?
-            .with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Arc::clone(self.tls.get_or_init(|| Arc::new(config))))
+    async fn tls(&self) -> io::Result<Arc<ClientConfig>> {
+        self.tls.get_or_try_init(|| async { spawn_blocking(tls).await?.map(Arc::new) }).await.cloned()
     }
+}
+
+/// Reads the system's certificates.
+fn tls() -> io::Result<ClientConfig> {
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(BuilderVerifierExt::with_platform_verifier)
+        .map_err(|error| io::Error::other(format!("TLS cannot be set up ({error}); {CERTIFICATES_HINT}")))?
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
 }
 
 /// One connection.
@@ -78,8 +84,10 @@ pub(super) enum Wire {
 impl Wire {
     /// Nothing has come, not even the end. One that is idle and not quiet cannot carry another request.
     pub(super) fn is_quiet(&mut self) -> bool {
+        // Without budget nothing is read, and the answer would always be yes.
         let mut byte = [0];
-        Pin::new(self).poll_read(&mut Context::from_waker(Waker::noop()), &mut ReadBuf::new(&mut byte)).is_pending()
+        coop::has_budget_remaining()
+            && Pin::new(self).poll_read(&mut Context::from_waker(Waker::noop()), &mut ReadBuf::new(&mut byte)).is_pending()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the bytes of a reply mean (RFC 9112): its head, and where its body ends. Nothing here waits or reads.
 //!
 //! Engines are trusted to mean well, not to be right: whatever two readers could understand in two ways is refused, and
-//! nothing an engine sends can make this hold more than [`MAX_HEAD`] bytes.
+//! nothing an engine sends can make this hold more than [`MAX_HEAD`] bytes and one read.
 
 mod chunked;
 
@@ -18,7 +18,7 @@ const MAX_HEADERS: usize = 100;
 
 /// Why a reply cannot be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Malformed {
+pub(in crate::gateway) enum Malformed {
     /// Not HTTP/1.
     #[error("its head is not HTTP/1: {0}")]
     Head(httparse::Error),

@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::connector::Wire;
 use super::http1::{Decoder, Malformed};
 use super::pool::{Engine, Pool};
+use super::unsent::Unsent;
 
 /// Bytes of one read: some tokens of many streams at once; a larger reply takes more reads.
 pub(super) const READ: usize = 8 << 10;
@@ -31,12 +32,16 @@ pub(in crate::gateway) struct Rest {
     early: Bytes,
     /// Where the connection goes when all was read; `None` = nowhere.
     home: Option<(Arc<Pool>, Engine)>,
+    /// What the engine has not read of the request, though it has begun to answer.
+    unsent: Option<Box<Unsent>>,
 }
 
 impl Rest {
     /// `early` = what has been read of the body.
-    pub(super) fn new(wire: Wire, decoder: Decoder, early: Bytes, home: Option<(Arc<Pool>, Engine)>) -> Self {
-        Self { wire: Some(wire), decoder, early, home }
+    pub(super) fn new(wire: Wire, decoder: Decoder, early: Bytes, home: Option<(Arc<Pool>, Engine)>, unsent: Option<Box<Unsent>>) -> Self {
+        // What follows a reply without a body belongs to nobody.
+        let home = home.filter(|_| early.is_empty() || !decoder.is_done());
+        Self { wire: Some(wire), decoder, early, home, unsent }
     }
 
     /// The next bytes of the body; `None` = it is whole.
@@ -76,6 +81,10 @@ impl Rest {
     /// One read; `None` = the connection ended where the body did.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let Some(wire) = &mut self.wire else { return Poll::Ready(Err(short())) };
+        // If the rest cannot be written, what is read tells why.
+        if self.unsent.as_mut().is_some_and(|unsent| unsent.poll_write(wire, cx).is_ready()) {
+            self.unsent = None;
+        }
         let mut space = [MaybeUninit::uninit(); READ];
         let mut read = ReadBuf::uninit(&mut space);
         ready!(Pin::new(wire).poll_read(cx, &mut read))?;

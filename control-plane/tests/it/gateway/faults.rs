@@ -291,3 +291,70 @@ async fn a_row_that_failed_says_why() {
     assert!(error["error"]["message"].as_str().unwrap().contains("7.4 GB free"));
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_refusal_whose_words_break_off_is_still_that_refusal_and_asked_for_once() {
+    let cut = b"HTTP/1.1 413 X\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{\"error\"".to_vec();
+    let engine = Engine::start(move |_| vec![Step::Send(cut.clone()), Step::Cut]).await;
+    let world = World::start().await;
+    world.serve("m", &engine, 1);
+    let (status, error) = world.call("/v1/chat/completions", &chat("m", false)).await;
+    assert_eq!((status, &error["error"]["code"]), (413, &json!("body_too_large")), "{error}");
+    assert_eq!(engine.received().len(), 1);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_told_as_that_and_asked_for_once() {
+    let engine = Engine::start(|_| vec![Step::Send(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec()), Step::Hold]).await;
+    let world = World::start().await;
+    world.serve("m", &engine, 1);
+    let (status, error) = world.call("/v1/messages", &chat("m", false)).await;
+    assert_eq!((status, error["error"]["message"].as_str().unwrap().contains("`url`")), (502, true), "{error}");
+    assert_eq!(engine.received().len(), 1);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_reply_that_takes_longer_than_any_may_is_told_as_that_and_not_as_silence() {
+    let limits = GatewayConfig { total: Duration::from_millis(300), ..GatewayConfig::default() };
+    for script in [vec![Step::Hold], vec![Step::stream(), Step::Piece(token("m", "x")), Step::Hold]] {
+        let engine = Engine::start(move |_| script.clone()).await;
+        let world = World::with(limits.clone(), true).await;
+        world.serve("m", &engine, 1);
+        let reply = soon(world.post("/v1/chat/completions").json(&chat("m", true)).send()).await.unwrap().text().await.unwrap();
+        assert!(reply.contains("took longer than"), "{reply}");
+        world.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_slow_reader_cannot_make_a_reply_outlast_its_limit_or_its_cancellation() {
+    // More than all buffers on the way hold: whenever the reply is looked at, more of it is here.
+    let flood = || {
+        let pieces = std::iter::repeat_n(Step::Piece(token("m", &"x".repeat(64 << 10))), 1000);
+        std::iter::once(Step::stream()).chain(pieces).chain([Step::Hold]).collect()
+    };
+    for limit in [Duration::from_millis(300), Duration::from_secs(3600)] {
+        let engine = Engine::start(move |_| flood()).await;
+        let world = World::with(GatewayConfig { total: limit, ..GatewayConfig::default() }, true).await;
+        world.serve("m", &engine, 1);
+        let mut reply = soon(world.post("/v1/chat/completions").json(&chat("m", true)).send()).await.unwrap();
+        let mut read = 0;
+        let ended = async {
+            loop {
+                match reply.chunk().await {
+                    Ok(Some(piece)) => read += piece.len(),
+                    Ok(None) | Err(_) => return,
+                }
+                if limit.as_secs() > 1 {
+                    world.active.list().iter().for_each(|active| _ = world.active.cancel(&active.request_id));
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        soon(ended).await;
+        assert!(read < 32 << 20, "{read} bytes came through");
+        world.stop().await;
+    }
+}

@@ -99,6 +99,19 @@ pub async fn half_closing_request(authority: &str, method: &str, path: &str, bod
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(body.as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();
+    all_of(&mut stream).await
+}
+
+/// Sends bytes as they are over a connection of their own, and returns all that comes back until it is closed.
+pub async fn bare_request(authority: &str, parts: &[&[u8]]) -> String {
+    let mut stream = TcpStream::connect(authority).await.unwrap();
+    for part in parts {
+        stream.write_all(part).await.unwrap();
+    }
+    all_of(&mut stream).await
+}
+
+async fn all_of(stream: &mut TcpStream) -> String {
     let mut reply = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut reply)).await.expect("no end of the reply").unwrap();
     String::from_utf8_lossy(&reply).into_owned()

@@ -25,7 +25,7 @@ impl Stage {
 
     async fn send(&self, body: Segments) -> Result<Answer, Fault> {
         let outgoing = Outgoing { query: None, headers: HeaderMap::new() };
-        self.client.send(&self.endpoint, &outgoing, "/v1/chat/completions", &body).await
+        self.client.send(&self.endpoint, &outgoing, "/v1/chat/completions", body).await
     }
 
     async fn accept(&self) -> TcpStream {
@@ -156,9 +156,10 @@ async fn a_connection_is_not_used_again_after_its_reply_said_so_or_was_followed_
         &b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"[..],
         b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
     ] {
         let (answer, mut engine) = stage.answered(reply).await;
-        assert_eq!(text(&mut answer.unwrap().rest).await.unwrap(), "ok");
+        text(&mut answer.unwrap().rest).await.unwrap();
         assert_eq!(engine.read(&mut [0]).await.unwrap_or(0), 0);
     }
 }
@@ -192,6 +193,54 @@ async fn a_refusal_that_comes_before_the_body_was_read_is_heard() {
     });
     let mut answer = answer.unwrap();
     assert_eq!((answer.status.as_u16(), text(&mut answer.rest).await.unwrap().as_str()), (413, "ok"));
+}
+
+#[tokio::test]
+async fn a_body_is_sent_whole_to_an_engine_that_answers_before_it_has_read_it() {
+    let stage = Stage::new().await;
+    let large = vec![b'x'; 16 << 20];
+    let engine = async {
+        let mut engine = stage.accept().await;
+        engine.read_exact(&mut [0; 64]).await.unwrap();
+        engine.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n").await.unwrap();
+        let mut read = Vec::new();
+        while !read.ends_with(&large) {
+            assert_ne!(engine.read_buf(&mut read).await.unwrap(), 0, "after {} bytes", read.len());
+        }
+        engine.write_all(b"0\r\n\r\n").await.unwrap();
+    };
+    let ((), text) =
+        tokio::join!(engine, async { text(&mut stage.send(Segments::whole(large.clone().into())).await.unwrap().rest).await.unwrap() });
+    assert_eq!(text, "ok");
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_told_as_that() {
+    let stage = Stage::new().await;
+    let (answer, _engine) = stage.answered(b"SSH-2.0-OpenSSH_9.2\r\n").await;
+    assert!(matches!(answer, Err(Fault::Garbled(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn what_fails_late_on_an_old_connection_is_told_and_not_asked_again() {
+    let stage = Stage::new().await;
+    let (answer, mut engine) = stage.answered(OK).await;
+    assert_eq!(text(&mut answer.unwrap().rest).await.unwrap(), "ok");
+    let (answer, ()) = tokio::join!(stage.send(ask()), async {
+        read_request(&mut engine).await;
+        tokio::time::pause();
+        tokio::time::advance(2 * AT_ONCE).await;
+        drop(engine);
+    });
+    assert!(matches!(answer, Err(Fault::Closed(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_query_that_is_too_long_with_the_engines_path_is_the_clients_fault() {
+    let stage = Stage::new().await;
+    let outgoing = Outgoing { query: Some("x".repeat(65_530)), headers: HeaderMap::new() };
+    let answer = stage.client.send(&stage.endpoint, &outgoing, "/v1/chat/completions", ask()).await;
+    assert!(answer.as_ref().is_err_and(Fault::is_the_clients), "{answer:?}");
 }
 
 #[tokio::test]
@@ -249,6 +298,6 @@ async fn an_engine_that_cannot_be_reached_is_told_as_that() {
     let stage = Stage::new().await;
     drop(stage.listener);
     let outgoing = Outgoing { query: None, headers: HeaderMap::new() };
-    let answer = stage.client.send(&stage.endpoint, &outgoing, "/v1/models", &ask()).await;
+    let answer = stage.client.send(&stage.endpoint, &outgoing, "/v1/models", ask()).await;
     assert!(matches!(answer, Err(Fault::Connect(_))), "{answer:?}");
 }
