@@ -1,6 +1,6 @@
 //! Lifeboat's own decisions: the code that runs in the gateway, driven by the simulation.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use lifeboat::routing::{
@@ -29,8 +29,6 @@ pub struct Lifeboat {
     keyed: bool,
     flights: HashMap<u64, FlightId>,
     waiting: HashMap<Ticket, u64>,
-    /// When a waiting request is to be looked at again, in microseconds.
-    wakes: BTreeSet<(u64, u64)>,
 }
 
 impl Lifeboat {
@@ -46,7 +44,7 @@ impl Lifeboat {
         let setup = RowSetup { slots, context: 0, cache };
         let rows = (0..rows).filter_map(|row| Some((router.row_up(&[Arc::clone(&name)], setup, 0.0)?, row))).collect();
         router.set_mode(&name, mode, 0.0);
-        Self { router, name, rows, keyed, flights: HashMap::new(), waiting: HashMap::new(), wakes: BTreeSet::new() }
+        Self { router, name, rows, keyed, flights: HashMap::new(), waiting: HashMap::new() }
     }
 
     fn send(&mut self, id: u64, placement: &Placement, sent: &mut Vec<Dispatch>) {
@@ -58,7 +56,6 @@ impl Lifeboat {
     fn hand_out(&mut self, now: f64, sent: &mut Vec<Dispatch>) {
         for grant in self.router.hand_out(&self.name, now) {
             if let Some(id) = self.waiting.remove(&grant.ticket) {
-                self.wakes.retain(|(_, waiting)| *waiting != id);
                 self.send(id, &grant.placement, sent);
             }
         }
@@ -92,7 +89,6 @@ impl Strategy<Runs> for Lifeboat {
             Arrival::Placed(placement) => self.send(question.id, &placement, sent),
             Arrival::Waiting(ticket) => {
                 self.waiting.insert(ticket, question.id);
-                self.wakes.insert((micros(self.router.patience_ends(deadline, now)), question.id));
                 // Whoever arrives may be worth more to a free row than those who wait for another one.
                 self.hand_out(now, sent);
             }
@@ -120,18 +116,12 @@ impl Strategy<Runs> for Lifeboat {
     }
 
     fn wake(&self) -> Option<f64> {
-        self.wakes.first().map(|(at, _)| *at as f64 / 1e6)
+        Some(self.router.look_at()).filter(|at| at.is_finite())
     }
 
     fn woken(&mut self, now: f64, sent: &mut Vec<Dispatch>) {
-        while self.wakes.first().is_some_and(|(at, _)| *at <= micros(now)) {
-            self.wakes.pop_first();
+        if self.router.look_at() <= now {
+            self.hand_out(now, sent);
         }
-        self.hand_out(now, sent);
     }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times of a simulation are positive and small")]
-fn micros(seconds: f64) -> u64 {
-    (seconds * 1e6).ceil() as u64
 }

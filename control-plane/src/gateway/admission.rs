@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -119,6 +119,8 @@ pub(super) struct Admission {
     config: GatewayConfig,
     started: Instant,
     state: Mutex<State>,
+    /// When somebody who leaves a free slot to others does so no longer, on the router's clock; infinity = nobody does.
+    impatient_at: watch::Sender<f64>,
 }
 
 #[derive(Debug)]
@@ -209,7 +211,15 @@ impl Admission {
             tickets: HashMap::new(),
             last: 0,
         };
-        Arc::new(Self { registry, activator, metrics, config, started: Instant::now(), state: Mutex::new(state) })
+        Arc::new(Self {
+            registry,
+            activator,
+            metrics,
+            config,
+            started: Instant::now(),
+            state: Mutex::new(state),
+            impatient_at: watch::Sender::new(f64::INFINITY),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -225,13 +235,21 @@ impl Admission {
     /// vain are told, demand follows the rows.
     pub(super) async fn follow(self: Arc<Self>, token: CancellationToken) {
         let mut changed = self.registry.subscribe();
+        let mut impatient = self.impatient_at.subscribe();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let due = Duration::try_from_secs_f64(*impatient.borrow_and_update()).ok().map(|after| self.started + after);
             tokio::select! {
                 change = changed.changed() => if change.is_err() { return },
                 _ = look.tick() => {
                     self.engines_told();
+                    continue;
+                }
+                // Never an error: this holds the sender.
+                _ = impatient.changed() => continue,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    self.patience_ended();
                     continue;
                 }
                 () = token.cancelled() => return,
@@ -253,19 +271,13 @@ impl Admission {
         // A wait for a slot counts from here; who waits for a model to come up begins it when that serves.
         let mut from = claim.arrived;
         let mut until = self.wait_until(&claim, asked, from, &outlook);
-        // From then on it takes a free slot of another row than the one that holds its conversation.
-        let mut patient = Some(asked + self.config.home_wait.min(self.config.queue_wait / 2));
         loop {
             let is_cold = outlook == Outlook::Coming;
             tokio::select! {
                 biased;
                 word = &mut place.word => return word.unwrap_or(Err(Refusal::NoOther)),
                 _ = changed.changed(), if is_cold => {}
-                () = sleep_until(patient.map_or(until, |patient| patient.min(until))) => {}
-            }
-            if patient.take_if(|patient| *patient <= Instant::now()).is_some() {
-                self.hand_out(claim.class, &place.line);
-                continue;
+                () = sleep_until(until) => {}
             }
             // What the rows do now decides whether the wait may go on.
             let snapshot = self.registry.snapshot();
@@ -367,6 +379,7 @@ impl Admission {
         let name = Arc::clone(&waiter.name);
         state.waiters.insert(id, waiter);
         self.show_length(state, claim.class, &name);
+        self.note_patience(state);
         drop(guard);
         if asked_for_a_row {
             self.activator.wake();
@@ -455,7 +468,28 @@ impl Admission {
         if !words.is_empty() {
             self.show_length(state, class, name);
         }
+        self.note_patience(state);
         words
+    }
+
+    /// Has the lines looked at again when the next patience ends.
+    fn note_patience(&self, state: &State) {
+        let at = state.generation.router.look_at().min(state.light.router.look_at());
+        self.impatient_at.send_if_modified(|noted| std::mem::replace(noted, at).total_cmp(&at).is_ne());
+    }
+
+    /// Somebody has left free slots to others for long enough.
+    fn patience_ended(self: &Arc<Self>) {
+        let mut guard = self.state();
+        let (state, now) = (&mut *guard, self.now());
+        let mut words = Vec::new();
+        for class in Class::ALL {
+            let names = state.fleet(class).router.due(now);
+            words.extend(self.grants_of(state, class, names, now));
+        }
+        self.note_patience(state);
+        drop(guard);
+        send(words);
     }
 
     /// Takes over what engines said of their own queues; where a limit has grown, somebody may be served.

@@ -9,7 +9,7 @@ use super::heat::Mode;
 use super::index::HOLDERS;
 use super::known::Home;
 use super::router::{Line, Router};
-use super::row::{Cache, Match, Offer};
+use super::row::{Cache, Match, Offer, Wish};
 use super::{Ask, Reason, RowIndex};
 
 /// Weight of what others lose, against what this request gains; this and the next two are the best of those tried in the
@@ -51,6 +51,8 @@ pub(super) struct Choice {
     /// Prompt tokens it will have to read.
     pub uncached: f64,
     pub mode: Mode,
+    /// Where no slot can be had now: what the best free one would have cost. It is waited no longer than that.
+    pub passed_up: Option<f64>,
 }
 
 /// What a request is, for the formula.
@@ -114,6 +116,11 @@ impl Quote {
             first_token,
             uncached,
         }
+    }
+
+    /// Of two rows the one with less to read; of two ways on one row the cheaper one.
+    fn is_more_at_home(&self, other: &Self) -> bool {
+        if self.row == other.row { self.cost < other.cost } else { self.uncached < other.uncached }
     }
 
     /// Better of two that are both free or both busy; among equals the row with the smaller part of its slots taken.
@@ -197,25 +204,30 @@ impl Router {
         let (last, first) = line.rows.split_at(line.turn % line.rows.len().max(1));
         for index in first.iter().chain(last).copied() {
             let Some(row) = self.glance(index).filter(|row| usable(row)) else { continue };
+            least_ahead = least_ahead.min(row.ahead);
             // Most rows have seen nothing of it.
             let seen = matches.iter().any(|found| found.home.row == index);
-            let given = if seen { self.closer_look(index, row, ask, &matches, line, now) } else { strangers(row, &terms) };
-            let Some(given) = given else { continue };
-            let mut quote = Quote::of(index, row, given, &terms);
-            least_ahead = least_ahead.min(row.ahead);
-            if seen && is_home(row, &matches) {
-                quote.cost -= HOME_BONUS;
-                quote.crowded -= HOME_BONUS;
-                if !free_only && home.as_ref().is_none_or(|known| quote.uncached < known.uncached) {
-                    home = Some(quote);
+            let offers = if seen {
+                [Some(false), (!free_only).then_some(true)].map(|later| self.closer_look(index, row, ask, &matches, line, later?, now))
+            } else {
+                [strangers(row, &terms), None]
+            };
+            for given in offers.into_iter().flatten().filter(|given| given.free || !free_only) {
+                let mut quote = Quote::of(index, row, given, &terms);
+                if seen && is_home(row, &matches) {
+                    quote.cost -= HOME_BONUS;
+                    quote.crowded -= HOME_BONUS;
+                    if home.as_ref().is_none_or(|known| quote.is_more_at_home(known)) {
+                        home = Some(quote);
+                    }
+                }
+                let best = if quote.free { &mut now_free } else { &mut later };
+                if best.as_ref().is_none_or(|best| quote.is_better(best, share)) {
+                    *best = Some(quote);
                 }
             }
-            let best = if quote.free { &mut now_free } else { &mut later };
-            if best.as_ref().is_none_or(|best| quote.is_better(best, share)) {
-                *best = Some(quote);
-            }
         }
-        let best = match (now_free, later.filter(|_| !free_only)) {
+        let best = match (now_free, later) {
             // Waiting while a slot is free is for what has been read already.
             (Some(free), Some(busy)) => Some(if busy.cost < free.cost && busy.cached { busy } else { free }),
             (free, busy) => free.or(busy),
@@ -229,30 +241,42 @@ impl Router {
         let popular = || {
             let index = (!free_only).then(|| self.popular(line, ask, &matches, &usable)).flatten()?;
             let row = self.glance(index)?;
-            Some(Quote::of(index, row, self.closer_look(index, row, ask, &matches, line, now)?, &terms))
+            let given = self.closer_look(index, row, ask, &matches, line, !row.has_room(ask.weight), now)?;
+            Some(Quote::of(index, row, given, &terms))
         };
         let chosen = strict.or_else(popular).or(best)?;
-        self.settle(&chosen, ask, &matches, line, now)
+        let passed_up = now_free.filter(|free| !chosen.free && (mode != Mode::Sticky || free.row == chosen.row));
+        self.settle(&chosen, passed_up.map(|free| free.cost), ask, &matches, line, now)
     }
 
-    /// What a row that knows something of a prompt would give it.
-    fn closer_look(&self, index: RowIndex, glance: &Glance, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Given> {
-        let (row, room) = (self.row(index)?, glance.has_room(ask.weight));
-        let offer = row.offer(ask.prefix.bytes, matches, room, ask.weight <= 1, &line.returns, now)?;
-        let free = room && !offer.must_wait;
-        let before = match (free, room) {
-            (true, _) => glance.first_when_free,
+    /// What a row that knows something of a prompt would give it, now or later.
+    #[expect(clippy::too_many_arguments, reason = "all that one look needs, once for each row that knows the prompt")]
+    fn closer_look(
+        &self,
+        index: RowIndex,
+        glance: &Glance,
+        ask: &Ask,
+        matches: &[Match],
+        line: &Line,
+        later: bool,
+        now: f64,
+    ) -> Option<Given> {
+        let row = self.row(index)?;
+        let wish = wish(ask, matches, glance, later);
+        let offer = row.offer(&wish, &line.returns, now)?;
+        let before = match (later, wish.room) {
+            (false, _) => glance.first_when_free,
             // Its own slot works on an earlier request of the same conversation.
-            (false, true) => row.first_in_own(),
-            (false, false) => glance.first_when_full,
+            (true, true) => offer.wait + row.speed.decode * f64::from(glance.learned),
+            (true, false) => glance.first_when_full,
         };
-        Some(Given { free, before, cached: offer.cached, displaced: offer.displaced / glance.prefill })
+        Some(Given { free: !later, before, cached: offer.cached, displaced: offer.displaced / glance.prefill })
     }
 
     /// The choice that a quote stands for, with its slot and its reason.
-    fn settle(&self, quote: &Quote, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Choice> {
+    fn settle(&self, quote: &Quote, passed_up: Option<f64>, ask: &Ask, matches: &[Match], line: &Line, now: f64) -> Option<Choice> {
         let (row, glance) = (self.row(quote.row)?, self.glance(quote.row)?);
-        let offer = row.offer(ask.prefix.bytes, matches, glance.has_room(ask.weight), ask.weight <= 1, &line.returns, now)?;
+        let offer = row.offer(&wish(ask, matches, glance, !quote.free), &line.returns, now)?;
         let mine = matches.iter().filter(|found| found.home.incarnation == row.incarnation);
         let reason = match mine.max_by_key(|found| (found.turn, found.session)) {
             Some(found) if found.session && !found.turn => Reason::Session,
@@ -269,6 +293,7 @@ impl Router {
             first_token: quote.first_token,
             uncached: quote.uncached,
             mode: line.effective_mode(),
+            passed_up,
         })
     }
 
@@ -301,6 +326,10 @@ impl Router {
             Some(best)
         }
     }
+}
+
+fn wish<'a>(ask: &Ask, matches: &'a [Match], row: &Glance, later: bool) -> Wish<'a> {
+    Wish { bytes: ask.prefix.bytes, matches, room: row.has_room(ask.weight), steered: ask.weight <= 1, later }
 }
 
 /// What a row gives a prompt it knows nothing of; `None` = a slot is free by count, but none of them rests.

@@ -91,6 +91,8 @@ pub(super) struct Line {
     pub popularity: Popularity,
     pub returns: Returns,
     pub sums: Sums,
+    /// When the first of those that leave a free slot to others must be looked at again; infinity = nobody does.
+    look_at: f64,
 }
 
 impl Line {
@@ -104,6 +106,7 @@ impl Line {
             popularity: Popularity::default(),
             returns: Returns::default(),
             sums: Sums::default(),
+            look_at: f64::INFINITY,
         }
     }
 
@@ -129,6 +132,8 @@ pub(super) struct Waiter {
     since: f64,
     /// The row it waits for, while another one may be free.
     marked: Option<RowIndex>,
+    /// Until when it leaves free slots to others for that row's sake; `None` = there are none.
+    patient: Option<f64>,
     /// Work booked on its tenant.
     booked: f64,
 }
@@ -346,18 +351,20 @@ impl Router {
                 return Arrival::Placed(self.place(name, ask, &choice, claim.cost, now));
             }
         }
-        let marked = choice.map(|choice| choice.row);
-        self.enqueue(name, ask, marked, room, now)
+        self.enqueue(name, ask, choice, room, now)
     }
 
-    fn enqueue(&mut self, name: &Arc<str>, ask: &Ask, marked: Option<RowIndex>, room: usize, now: f64) -> Arrival {
+    fn enqueue(&mut self, name: &Arc<str>, ask: &Ask, choice: Option<Choice>, room: usize, now: f64) -> Arrival {
+        let marked = choice.map(|choice| choice.row);
+        let patient = choice.and_then(|choice| choice.passed_up).map(|cost| now + self.patience(cost, ask.deadline, now));
         let ticket = Ticket(self.fresh());
         let line = self.lines.entry(Arc::clone(name)).or_insert_with(|| Line::new(now));
         if line.queue.len() >= room {
             return Arrival::Full;
         }
         let claim = Claim { tenant: ask.tenant, band: ask.band, cost: work(ask.prefix.bytes as f64 / 4.0, ask.output_tokens, 128.0) };
-        line.queue.push(ticket, &claim, Waiter { ask: ask.clone(), since: now, marked, booked: claim.cost }, now);
+        line.queue.push(ticket, &claim, Waiter { ask: ask.clone(), since: now, marked, patient, booked: claim.cost }, now);
+        line.look_at = line.look_at.min(patient.unwrap_or(f64::INFINITY));
         self.count_waiter(marked, true);
         Arrival::Waiting(ticket)
     }
@@ -385,6 +392,7 @@ impl Router {
     pub fn hand_out(&mut self, name: &Arc<str>, now: f64) -> Vec<Grant> {
         let mut grants = Vec::new();
         let Some(line) = self.lines.get_mut(name) else { return grants };
+        line.look_at = f64::INFINITY;
         if line.queue.is_empty() {
             return grants;
         }
@@ -411,11 +419,11 @@ impl Router {
         }) else {
             return Review::Waits;
         };
-        let patience = self.settings.patience.min((waiter.ask.deadline - waiter.since) / 2.0);
-        let overdue = now - waiter.since >= patience;
-        let (marked, since, weight) = (waiter.marked, waiter.since, waiter.ask.weight);
+        let (marked, since, weight, deadline) = (waiter.marked, waiter.since, waiter.ask.weight, waiter.ask.deadline);
+        let overdue = waiter.patient.is_some_and(|until| until <= now);
+        let patient = waiter.patient.filter(|_| !overdue);
         let mut choice = self.choose(line, &waiter.ask, false, now);
-        if overdue && choice.is_some_and(|choice| !choice.free) {
+        if overdue && choice.is_some_and(|choice| choice.passed_up.is_some()) {
             let other = self.choose(line, &waiter.ask, true, now);
             choice = other.map(|other| Choice { reason: Reason::Overdue, ..other }).or(choice);
         }
@@ -430,8 +438,13 @@ impl Router {
                 if row != marked {
                     self.count_waiter(marked, false);
                     self.count_waiter(row, true);
-                    if let Some(waiter) = self.lines.get_mut(name).and_then(|line| line.queue.get_mut(ticket)) {
-                        waiter.marked = row;
+                }
+                let passed_up = choice.and_then(|choice| choice.passed_up);
+                let until = passed_up.map(|cost| patient.unwrap_or_else(|| now + self.patience(cost, deadline, now)));
+                if let Some(line) = self.lines.get_mut(name) {
+                    line.look_at = line.look_at.min(until.unwrap_or(f64::INFINITY));
+                    if let Some(waiter) = line.queue.get_mut(ticket) {
+                        (waiter.marked, waiter.patient) = (row, until);
                     }
                 }
                 if weight > 1 && now - since > COLLECT_AFTER { Review::Collects } else { Review::Waits }
@@ -439,9 +452,21 @@ impl Router {
         }
     }
 
-    /// When a waiting request stops waiting for its conversation's row while others are free.
-    pub fn patience_ends(&self, deadline: f64, since: f64) -> f64 {
-        since + self.settings.patience.min((deadline - since) / 2.0)
+    /// How long a request leaves a free slot that would cost it so much to others, for the sake of the row that holds its
+    /// conversation. What a wait will come to is a guess; with as much waited as the other way would have cost, it has come to
+    /// twice that at most.
+    fn patience(&self, cost: f64, deadline: f64, now: f64) -> f64 {
+        cost.min(self.settings.patience).min((deadline - now) / 2.0).max(0.0)
+    }
+
+    /// When somebody's patience ends; infinity = nobody leaves a free slot to others.
+    pub fn look_at(&self) -> f64 {
+        self.lines.values().map(|line| line.look_at).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The names for which [`Router::hand_out`] is due by then.
+    pub fn due(&self, now: f64) -> Vec<Arc<str>> {
+        self.lines.iter().filter(|(_, line)| line.look_at <= now).map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// A waiting request gave up.

@@ -130,8 +130,8 @@ pub(super) struct Offer {
     pub cached: f64,
     /// Tokens that others will have to read again for it.
     pub displaced: f64,
-    /// The conversation's own slot works: it must be waited for.
-    pub must_wait: bool,
+    /// Seconds until its own slot, which works on something else, comes free.
+    pub wait: f64,
 }
 
 /// Where some of a prompt was seen.
@@ -146,8 +146,25 @@ pub(super) struct Match {
     pub session: bool,
 }
 
+/// What is asked of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish<'a> {
+    /// Bytes of the prompt.
+    pub bytes: u64,
+    /// Where it was seen, on any row.
+    pub matches: &'a [Match],
+    /// A slot is free.
+    pub room: bool,
+    /// It is told which slot to take.
+    pub steered: bool,
+    /// Not what can be had now, but what can be waited for.
+    pub later: bool,
+}
+
 /// A sequence comes back from host memory only if at least this part of it is asked for.
 const HOST_LEAST: f64 = 0.25;
+/// Part of the usual time that a request is taken to have left at least.
+const LEAST_LEFT: f64 = 0.25;
 /// Chance that what a session's slot holds is asked for again although the session sends something else now: a history that
 /// was rewritten is not, that of a sub-agent under the same key is.
 const SESSION_CHANCE: f64 = 0.3;
@@ -184,9 +201,11 @@ impl Row {
         f64::from(1 + self.waiters) * self.speed.service
     }
 
-    /// Seconds to the first token once one certain slot comes free, but for the reading of the prompt itself.
-    pub fn first_in_own(&self) -> f64 {
-        self.turn() + self.speed.decode * f64::from(self.learned.get())
+    /// Seconds until one certain slot comes free for whoever joins those that wait, where its request has run for so long. One
+    /// that has run for longer than most is likely to run for long.
+    fn until_free(&self, elapsed: f64) -> f64 {
+        let service = self.speed.service;
+        (service - elapsed).abs().max(service * LEAST_LEFT) + f64::from(self.waiters) * service
     }
 
     /// What every decision looks at.
@@ -250,40 +269,45 @@ impl Row {
         }
     }
 
-    /// The best it can offer a prompt of so many bytes, given where it was seen. `room` = a slot is free.
-    pub fn offer(&self, bytes: u64, matches: &[Match], room: bool, steered: bool, returns: &Returns, now: f64) -> Option<Offer> {
+    /// The best it can offer; `None` = nothing of that kind.
+    pub fn offer(&self, wish: &Wish<'_>, returns: &Returns, now: f64) -> Option<Offer> {
+        let Wish { bytes, matches, room, steered, later } = *wish;
+        let none = Offer { slot: None, sequence: None, cached: 0.0, displaced: 0.0, wait: 0.0 };
+        // Only a conversation's own slot may work while others are free.
+        let own_only = later && room;
+        if !later && !room {
+            return None;
+        }
         let mine = matches.iter().filter(|found| found.home.incarnation == self.incarnation);
         match &self.cache {
             Cache::Pool(_) => {
-                let cached = mine.map(|found| self.speed.tokens(found.bytes)).fold(0.0, f64::max);
-                Some(Offer { slot: None, sequence: None, cached: cached.min(self.speed.tokens(bytes)), displaced: 0.0, must_wait: false })
+                let cached = mine.map(|found| self.speed.tokens(found.bytes)).fold(0.0, f64::max).min(self.speed.tokens(bytes));
+                (!own_only).then_some(Offer { cached, ..none })
             }
-            Cache::Slots(_) if !steered => Some(Offer { slot: None, sequence: None, cached: 0.0, displaced: 0.0, must_wait: false }),
+            Cache::Slots(_) if !steered => (!own_only).then_some(none),
             Cache::Slots(shadow) => {
-                let fresh = if room {
-                    shadow.victim(returns, now).map(|victim| Offer {
-                        slot: Some(victim.slot),
-                        sequence: None,
-                        cached: 0.0,
-                        displaced: victim.displaced,
-                        must_wait: false,
-                    })
-                } else {
-                    Some(Offer { slot: None, sequence: None, cached: 0.0, displaced: 0.0, must_wait: false })
+                let fresh = match (own_only, room) {
+                    (true, _) => None,
+                    (false, true) => {
+                        let victim = shadow.victim(returns, now);
+                        victim.map(|victim| Offer { slot: Some(victim.slot), displaced: victim.displaced, ..none })
+                    }
+                    (false, false) => Some(none),
                 };
                 if matches.is_empty() {
                     return fresh;
                 }
-                mine.filter_map(|found| self.offer_of(shadow, bytes, found, room, returns, now))
+                let tokens = |offer: &Offer| offer.displaced - offer.cached + offer.wait * self.speed.prefill;
+                mine.filter_map(|found| self.offer_of(shadow, found, wish, returns, now))
                     .chain(fresh)
-                    .min_by(|one, two| (one.displaced - one.cached).total_cmp(&(two.displaced - two.cached)))
+                    .min_by(|one, two| tokens(one).total_cmp(&tokens(two)))
             }
         }
     }
 
-    fn offer_of(&self, shadow: &SlotShadow, bytes: u64, found: &Match, room: bool, returns: &Returns, now: f64) -> Option<Offer> {
+    fn offer_of(&self, shadow: &SlotShadow, found: &Match, wish: &Wish<'_>, returns: &Returns, now: f64) -> Option<Offer> {
         let (place, sequence) = shadow.find(found.home.stamp)?;
-        let whole = self.speed.tokens(bytes);
+        let whole = self.speed.tokens(wish.bytes);
         let newest = sequence.tails.last().is_some_and(|tail| tail.bytes <= found.bytes);
         // Where the last turn ended, the answer to it is part of what the client sends next.
         let same = if found.turn && newest { sequence.tokens.max(self.speed.tokens(found.bytes)) } else { self.speed.tokens(found.bytes) };
@@ -297,15 +321,15 @@ impl Row {
         }
         let chance = rested * if found.session { SESSION_CHANCE } else { 1.0 };
         match place {
-            Place::Idle(slot) if room => {
+            Place::Idle(slot) if !wish.later => {
                 let displaced = if SlotShadow::is_saved(sequence.tokens, cached, whole) {
                     shadow.cost_of_saving(sequence, returns, now)
                 } else {
                     dropped * chance
                 };
-                Some(Offer { slot: Some(slot), sequence: own.then_some(sequence.serial), cached, displaced, must_wait: false })
+                Some(Offer { slot: Some(slot), sequence: own.then_some(sequence.serial), cached, displaced, wait: 0.0 })
             }
-            Place::Host if room => {
+            Place::Host if !wish.later => {
                 let victim = shadow.door(returns, now)?;
                 Some(Offer {
                     slot: Some(victim.slot),
@@ -313,18 +337,16 @@ impl Row {
                     cached: if cached >= sequence.tokens * HOST_LEAST { cached } else { 0.0 },
                     // Once fetched it is gone for whoever it belonged to.
                     displaced: victim.displaced + dropped * chance,
-                    must_wait: false,
+                    wait: 0.0,
                 })
             }
-            // Worth a thought only once it is known how long requests take here.
-            Place::Busy(_) if self.speed.is_learned() || !room => {
-                Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, must_wait: true })
+            // Whatever is free when its turn comes; of the own slot, while others are free, only once it is known how long
+            // requests take here.
+            _ if wish.later && (!wish.room || (self.speed.is_learned() && matches!(place, Place::Busy(_)))) => {
+                let wait = if wish.room { self.until_free(now - sequence.last_used) } else { 0.0 };
+                Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, wait })
             }
-            // Without room, whatever is free when its turn comes.
-            Place::Idle(_) | Place::Host => {
-                Some(Offer { slot: None, sequence: Some(sequence.serial), cached, displaced: 0.0, must_wait: true })
-            }
-            Place::Busy(_) => None,
+            _ => None,
         }
     }
 }

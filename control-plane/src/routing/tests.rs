@@ -180,10 +180,45 @@ fn a_request_that_waited_too_long_for_its_home_takes_what_is_free() {
     let busy = world.place(&ask(long.clone()));
     assert_eq!(busy.row, home.row);
     let Arrival::Waiting(ticket) = world.arrive(&ask(long)) else { panic!("it should wait") };
+    assert!(world.router.hand_out(&name(), world.now + 29.0).is_empty());
     world.now += 31.0;
     let grants = world.router.hand_out(&name(), world.now);
     assert_eq!((grants[0].ticket, grants[0].placement.reason), (ticket, Reason::Overdue));
     assert_ne!(grants[0].placement.row, home.row);
+}
+
+#[test]
+fn a_twin_takes_the_free_slot_rather_than_wait_for_the_other_one() {
+    let mut world = World::new(&[slots(2)]);
+    for conversation in 0..4 {
+        world.turn(prompt("sys", conversation, 1));
+    }
+    let one = world.place(&ask(prompt("sys", 9, 1)));
+    let twin = world.place(&ask(prompt("sys", 9, 1)));
+    assert_ne!(twin.slot, one.slot);
+}
+
+#[test]
+fn nobody_waits_longer_for_its_slot_than_reading_anew_in_a_free_one_takes() {
+    let mut world = World::new(&[slots(2)]);
+    // Replies take a second here, and reading this one anew takes about ten.
+    for conversation in 0..8 {
+        world.turn(prompt("sys", conversation, 1));
+    }
+    let long = prompt(&"a long history ".repeat(2_000), 99, 1);
+    let home = world.turn(long.clone());
+    let running = world.place(&ask(long.clone()));
+    assert_eq!(running.slot, home.slot);
+    let Arrival::Waiting(ticket) = world.arrive(&ask(long)) else { panic!("it should wait for a second") };
+    let until = world.router.look_at();
+    assert!((1.0..30.0).contains(&(until - world.now)), "{}", until - world.now);
+    // The reply goes on and on.
+    assert!(world.router.hand_out(&name(), until - 0.1).is_empty());
+    assert_eq!(world.router.due(until), [name()]);
+    let grants = world.router.hand_out(&name(), until);
+    assert_eq!(grants[0].ticket, ticket);
+    assert_ne!(grants[0].placement.slot, home.slot);
+    assert!(world.router.look_at().is_infinite());
 }
 
 #[test]
@@ -236,6 +271,7 @@ fn sticky_waits_for_the_home_row_whatever_it_costs() {
     let busy = world.place(&ask(prompt("sys", 1, 2)));
     assert_eq!(busy.row, home.row);
     assert!(matches!(world.arrive(&ask(prompt("sys", 1, 2))), Arrival::Waiting(_)));
+    assert!(world.router.look_at().is_infinite(), "the other row is no way out");
 }
 
 #[test]
