@@ -65,7 +65,7 @@ def proxy_cost(options, bench):
         ("lifeboat", bench.lifeboat_with("lifeboat", [row]), True),
     ]:
         targets += ["--target", f"{name}=http://127.0.0.1:{peer}@{pid}{'!' if alone else ''}"]
-    load = ["--rounds", 1, "--requests", 100, "--streams", 8, "--waves", 1] if options.quick else ["--rounds", 7, "--requests", 2000]
+    load = ["--rounds", 1, "--requests", 100, "--streams", 8, "--waves", 1] if options.quick else ["--rounds", 7, "--requests", 20000]
     return run_bench(options, "proxy", "--model", MODEL, "--tokens", tokens, *load, *targets)
 
 

@@ -47,7 +47,8 @@ pub fn router(state: ApiState) -> Router {
 }
 
 async fn no_route(uri: Uri) -> ApiError {
-    ApiError::not_found("route", uri.path()).hint("the routes are listed in /openapi.json")
+    // What routes below `/api` see has lost that.
+    ApiError::not_found("route", &format!("/api{}", uri.path())).hint("the routes are listed in /openapi.json")
 }
 
 async fn no_method() -> ApiError {

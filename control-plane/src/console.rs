@@ -28,6 +28,11 @@ const POLICY: &str = "default-src 'self'; img-src 'self' data:; style-src 'self'
 #[folder = "../console-ui/dist"]
 struct Files;
 
+/// Whether this binary has a console.
+pub fn is_built() -> bool {
+    Files::get(INDEX).is_some()
+}
+
 /// Answers with a file of the console, its page, or a 404 in the API's envelope for what is none of it.
 pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path().trim_start_matches('/');

@@ -8,7 +8,6 @@
 
 mod limits;
 mod principal;
-mod priority;
 mod token;
 
 use std::collections::HashMap;
@@ -26,13 +25,13 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::host::clock::unix_millis;
+use crate::key_limits::KeyLimits;
 use crate::store::keys::KeyRow;
 use crate::store::{Store, StoreError};
 
 use self::principal::Entry;
-pub use limits::{KeyLimits, Limit, LimitReached, Standing};
+pub use limits::{Limit, LimitReached, Standing};
 pub use principal::{Principal, Running};
-pub use priority::Priority;
 pub use token::{LocalToken, read_local_token};
 
 /// What a key may do.
@@ -45,6 +44,15 @@ pub enum Scope {
     Admin,
 }
 
+impl std::fmt::Display for Scope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Inference => "inference",
+            Self::Admin => "admin",
+        })
+    }
+}
+
 /// Why a caller is turned away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
@@ -55,8 +63,8 @@ pub enum Denied {
     #[error("the API key is not valid")]
     Unknown,
     /// The key has another scope.
-    #[error("the API key does not have the scope this needs")]
-    Scope,
+    #[error("the API key does not have the scope `{0}`")]
+    Scope(Scope),
 }
 
 type Hash = [u8; 32];
@@ -128,7 +136,7 @@ impl Keys {
         }
         let entry = table.get(&hash).ok_or(Denied::Unknown)?;
         if !entry.may(scope) {
-            return Err(Denied::Scope);
+            return Err(Denied::Scope(scope));
         }
         entry.last_used.store(unix_millis(), Ordering::Relaxed);
         entry.dirty.store(true, Ordering::Release);

@@ -17,6 +17,7 @@ pub mod hop;
 pub mod host;
 pub mod ids;
 pub mod jobs;
+pub mod key_limits;
 pub mod keys;
 pub mod lifecycle;
 pub mod memory;

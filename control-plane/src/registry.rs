@@ -139,6 +139,8 @@ pub struct Dialects {
     pub always_streams: bool,
     /// It goes on with a conversation whose last message is the assistant's.
     pub continues: bool,
+    /// Its model's chat template takes tools, as far as is known.
+    pub takes_tools: bool,
     /// `/v1/messages`.
     pub messages: Native,
     /// `/v1/messages/count_tokens`.
@@ -148,16 +150,19 @@ pub struct Dialects {
 }
 
 impl Dialects {
-    /// Of a kind of engine. llama-server has Messages, but forgets there which slot it was told to take.
+    /// Of a kind of engine. llama-server has Messages and Responses, but forgets in the one which slot it was told to take, and
+    /// ignores in the other much of what it is asked for (formats, tools that are forced, state).
     pub fn of(kind: EngineKind) -> Self {
         let is_llama = kind == EngineKind::LlamaCpp;
+        let native = || if is_llama { Native::lacking() } else { Native::default() };
         Self {
             flavor: if is_llama { Flavor::LlamaCpp } else { Flavor::Other },
             always_streams: is_llama,
             continues: kind != EngineKind::External,
-            messages: if is_llama { Native::lacking() } else { Native::default() },
+            takes_tools: true,
+            messages: native(),
             count_tokens: Native::default(),
-            responses: Native::default(),
+            responses: native(),
         }
     }
 }

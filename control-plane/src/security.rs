@@ -26,6 +26,9 @@ pub enum Refused {
     /// The request names a host we do not answer for.
     #[error("this server does not answer for the host `{0}`")]
     Host(String),
+    /// The request names no host.
+    #[error("the request has no `Host` header")]
+    NoHost,
     /// The request names more than one host, so whoever stands between may have believed in the other one.
     #[error("the request has more than one `Host` header")]
     TwoHosts,
@@ -39,7 +42,7 @@ impl Refused {
     pub const fn status(&self) -> StatusCode {
         match self {
             Self::Host(_) => StatusCode::MISDIRECTED_REQUEST,
-            Self::TwoHosts => StatusCode::BAD_REQUEST,
+            Self::NoHost | Self::TwoHosts => StatusCode::BAD_REQUEST,
             Self::Origin(_) => StatusCode::FORBIDDEN,
         }
     }
@@ -48,7 +51,7 @@ impl Refused {
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Host(_) => "call it by its address, or start it with --allowed-host <name>",
-            Self::TwoHosts => "send one",
+            Self::NoHost | Self::TwoHosts => "send one",
             Self::Origin(_) => "start it with --allowed-origin <origin>",
         }
     }
@@ -95,6 +98,9 @@ impl Rules {
             return Err(Refused::TwoHosts);
         }
         let host = uri.authority().map_or_else(|| text(headers.get(http::header::HOST)), Authority::as_str);
+        if host.is_empty() {
+            return Err(Refused::NoHost);
+        }
         if !self.answers_for(host) {
             return Err(Refused::Host(host.to_owned()));
         }
@@ -189,10 +195,10 @@ mod tests {
         {
             assert_eq!(check(&rules, host, None), Ok(()), "{host}");
         }
-        for host in ["evil.example", "evil.example:4180", "localhost.evil.example", "10.0.0.5", "", "a b", "gate", "127.0.0.1.evil.example"]
-        {
+        for host in ["evil.example", "evil.example:4180", "localhost.evil.example", "10.0.0.5", "a b", "gate", "127.0.0.1.evil.example"] {
             assert_eq!(check(&rules, host, None), Err(Refused::Host(host.into())), "{host}");
         }
+        assert_eq!(check(&rules, "", None), Err(Refused::NoHost));
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl EngineAdapter for External {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { needs_build: false, needs_model: false, health_path: "/health" }
+        Capabilities { needs_build: false, needs_model: false, health_path: "/health", props_path: None }
     }
 
     fn validate(&self, spec: &EngineSpec, _open_arguments: bool) -> Result<(), SpecError> {

@@ -55,6 +55,12 @@ pub trait EngineAdapter: Send + Sync {
     /// Reads the answer of the engine's health path. `status` is the HTTP status.
     fn read_health(&self, status: u16, body: &[u8]) -> Health;
 
+    /// Whether the model's chat template takes tools, from the answer of the engine's props path; `None` = it does not say. An
+    /// engine whose template takes none drops them without a word.
+    fn read_takes_tools(&self, _props: &[u8]) -> Option<bool> {
+        None
+    }
+
     /// Reads a fraction 0..=1 of the load from one line of the engine's log, where it tells.
     fn read_load_progress(&self, line: &str) -> Option<f32>;
 }

@@ -7,6 +7,7 @@
 pub mod arguments;
 pub mod launch;
 pub mod log;
+mod props;
 
 use crate::EngineAdapter;
 use crate::host::HostFacts;
@@ -25,7 +26,7 @@ impl EngineAdapter for LlamaCpp {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { needs_build: true, needs_model: true, health_path: "/health" }
+        Capabilities { needs_build: true, needs_model: true, health_path: "/health", props_path: Some("/props") }
     }
 
     fn validate(&self, spec: &EngineSpec, open_arguments: bool) -> Result<(), SpecError> {
@@ -64,6 +65,10 @@ impl EngineAdapter for LlamaCpp {
             503 => Health::Loading,
             _ => Health::Broken,
         }
+    }
+
+    fn read_takes_tools(&self, props: &[u8]) -> Option<bool> {
+        props::takes_tools(props)
     }
 
     fn read_load_progress(&self, line: &str) -> Option<f32> {

@@ -81,7 +81,7 @@ impl EngineAdapter for Sim {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { needs_build: true, needs_model: false, health_path: "/health" }
+        Capabilities { needs_build: true, needs_model: false, health_path: "/health", props_path: None }
     }
 
     fn validate(&self, spec: &EngineSpec, _open_arguments: bool) -> Result<(), SpecError> {

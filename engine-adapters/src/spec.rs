@@ -358,6 +358,8 @@ pub struct Capabilities {
     pub needs_model: bool,
     /// GET path of the cheap health answer.
     pub health_path: &'static str,
+    /// GET path of what it says of its model, where it says anything of use.
+    pub props_path: Option<&'static str>,
 }
 
 /// A row that cannot be, and what to do about it.

@@ -51,8 +51,7 @@ async fn finish<F: Future<Output = Response>>(request: Request, answer: impl FnO
         let (parts, body) = rendered.into_parts();
         response.headers_mut().extend(parts.headers);
         *response.body_mut() = body;
-    }
-    if let Ok(value) = HeaderValue::from_str(&id) {
+    } else if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response

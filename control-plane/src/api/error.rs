@@ -10,6 +10,7 @@ use lifeboat_engines::spec::SpecError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::edge::REQUEST_ID;
 use crate::causes::chain;
 use crate::jobs::{Busy, JobError};
 use crate::keys::Denied;
@@ -112,6 +113,9 @@ impl ApiError {
         let Self { status, code, message, field, hint } = self;
         let error = ErrorBody { code: code.into(), message, field, hint, request_id: request_id.into() };
         let mut response = (status, axum::Json(ErrorEnvelope { error })).into_response();
+        if let Ok(id) = HeaderValue::from_str(request_id) {
+            response.headers_mut().insert(REQUEST_ID, id);
+        }
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -166,10 +170,10 @@ impl From<Denied> for ApiError {
         let (status, code) = match denied {
             Denied::Missing => (StatusCode::UNAUTHORIZED, "key_missing"),
             Denied::Unknown => (StatusCode::UNAUTHORIZED, "key_invalid"),
-            Denied::Scope => (StatusCode::FORBIDDEN, "key_scope"),
+            Denied::Scope(_) => (StatusCode::FORBIDDEN, "key_scope"),
         };
         Self::new(status, code, denied.to_string()).hint(
-            "send a key with the scope this needs as `Authorization: Bearer lb_…`; on the machine of the server, \
+            "send a key with the scope `admin` as `Authorization: Bearer lb_…`; on the machine of the server, \
              `lifeboat key create NAME --scope admin` needs none and makes one",
         )
     }
@@ -179,7 +183,7 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         let code = match refused {
             Refused::Host(_) => "host_not_allowed",
-            Refused::TwoHosts => "invalid_request",
+            Refused::TwoHosts | Refused::NoHost => "invalid_request",
             Refused::Origin(_) => "origin_not_allowed",
         };
         Self::new(refused.status(), code, refused.to_string()).hint(refused.hint())

@@ -15,7 +15,8 @@ use super::merge::merge;
 use super::page::{Page, PageParams};
 use super::state::ApiState;
 use crate::host::clock::rfc3339;
-use crate::keys::{KeyLimits, Scope, generate};
+use crate::key_limits::KeyLimits;
+use crate::keys::{Scope, generate};
 use crate::security::is_loopback;
 use crate::store::keys::KeyRow;
 

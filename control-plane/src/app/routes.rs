@@ -9,6 +9,7 @@ use lifeboat_engines::dialect::errors::{self, Dialect, ErrorCode};
 use tower::Layer;
 use uuid::Uuid;
 
+use crate::api::edge::REQUEST_ID;
 use crate::api::error::ApiError;
 use crate::config::SecurityConfig;
 use crate::console;
@@ -29,11 +30,11 @@ fn refuse(path: &str, refused: &Refused) -> Response {
     let Some(dialect) = dialect(path) else { return ApiError::from(refused.clone()).render(&Uuid::now_v7().to_string()) };
     let code = match refused {
         Refused::Host(_) => ErrorCode::UnknownHost,
-        Refused::TwoHosts => ErrorCode::InvalidRequest,
+        Refused::NoHost | Refused::TwoHosts => ErrorCode::InvalidRequest,
         Refused::Origin(_) => ErrorCode::ForbiddenOrigin,
     };
     let error = errors::ApiError::new(code, format!("{refused}; {}", refused.hint()));
-    (refused.status(), [(header::CONTENT_TYPE, "application/json")], error.body(dialect)).into_response()
+    in_dialect(refused.status(), &error, dialect)
 }
 
 /// The answer to a head of more than `most` bytes.
@@ -44,9 +45,15 @@ pub(super) fn head_too_large(path: &str, most: usize) -> Response {
         None => ApiError::new(status, "head_too_large", message).hint("`http.max_head_bytes` sets it").render(&Uuid::now_v7().to_string()),
         Some(dialect) => {
             let error = errors::ApiError::new(ErrorCode::InvalidRequest, message);
-            (status, [(header::CONTENT_TYPE, "application/json")], error.body(dialect)).into_response()
+            in_dialect(status, &error, dialect)
         }
     }
+}
+
+/// An error of the data plane, with a name of its own.
+fn in_dialect(status: StatusCode, error: &errors::ApiError, dialect: Dialect) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (REQUEST_ID, Uuid::now_v7().to_string())];
+    (status, headers, error.body(dialect)).into_response()
 }
 
 /// Whose shape the errors of a path have; `None` = the API's own.

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::ids::RowId;
-use crate::keys::Priority;
+use crate::key_limits::Priority;
 
 /// Maps the entries are spread over.
 const SHARDS: u8 = 16;

@@ -74,7 +74,7 @@ impl Failure {
             Denied::Unknown => {
                 Self::new(ErrorCode::InvalidApiKey, "the API key is not known here or was revoked (`lifeboat key list` shows all)")
             }
-            Denied::Scope => Self::new(ErrorCode::InsufficientScope, "the API key lacks the scope `inference`"),
+            Denied::Scope(_) => Self::new(ErrorCode::InsufficientScope, "the API key lacks the scope `inference`"),
         }
     }
 
@@ -90,13 +90,25 @@ impl Failure {
         ApiError::new(ErrorCode::ModelNotAllowed, message).with_param("model").into()
     }
 
+    /// A form came where JSON is wanted.
+    pub(super) fn form() -> Self {
+        Self::new(ErrorCode::InvalidJson, "the body is a form (`multipart/…`); this endpoint takes a JSON object")
+    }
+
     pub(super) fn intake(error: &IntakeError) -> Self {
         match error {
             IntakeError::TooLarge { limit } => {
                 Self::new(ErrorCode::BodyTooLarge, format!("the request body is larger than the limit of {limit} bytes"))
             }
             IntakeError::NoRoom => Self::new(ErrorCode::Overloaded, "too many bytes of request bodies are held at the moment"),
-            IntakeError::Broken(why) => Self::new(ErrorCode::InvalidRequest, format!("the request body broke off: {why}")),
+            IntakeError::Encoded(coding) => {
+                let message = format!("the request body is encoded (`content-encoding: {}`); send it as it is", echo(coding));
+                Self::new(ErrorCode::InvalidRequest, message).with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+            }
+            IntakeError::Broken => Self::new(
+                ErrorCode::InvalidRequest,
+                "the request body broke off, or is not framed as HTTP asks (`content-length`, or chunks); send it whole",
+            ),
             IntakeError::Slow(limit) => {
                 Self::new(ErrorCode::InvalidRequest, format!("no byte of the request body came for {} s", limit.as_secs()))
                     .with_status(StatusCode::REQUEST_TIMEOUT)
@@ -286,7 +298,7 @@ mod tests {
         let intakes = [
             IntakeError::TooLarge { limit: 1 },
             IntakeError::NoRoom,
-            IntakeError::Broken("x".into()),
+            IntakeError::Broken,
             IntakeError::Slow(second),
             IntakeError::Late(second),
             IntakeError::Stopping,

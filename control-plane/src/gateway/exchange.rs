@@ -26,7 +26,7 @@ use super::outlook::Class;
 use super::peek::Asked;
 use super::permit::Permit;
 use super::prompt;
-use super::proxy::outgoing::{Outgoing, detach, strip};
+use super::proxy::outgoing::Outgoing;
 use super::proxy::{Fault, Kind, Patience, Reply, kind};
 use super::resume::{Asking, Resume};
 use super::route::{Route, Shape};
@@ -146,10 +146,8 @@ async fn prepare(
     meter.asked(public, asked.peek.stream);
     let ask = aside(&held, || prompt::ask(route, &parts.headers, &asked, &held.bytes, public, caller.key_id(), priority.band()));
     meter.asks(prompt_bytes(route, &ask, &held.bytes), route.has_prompt);
-    strip(&mut parts.headers);
-    detach(&mut parts.headers);
     gateway.hop.add(&mut parts.headers);
-    let outgoing = Outgoing { query: parts.uri.query().map(str::to_owned), headers: parts.headers };
+    let outgoing = Outgoing::new(parts.uri.query(), &parts.headers);
     Ok(Prepared { asked, ask, name, held, outgoing })
 }
 
@@ -365,7 +363,8 @@ fn respond(gateway: &Arc<Gateway>, route: &Route, prepared: Prepared, permit: Pe
     let config = &gateway.config;
     let kind = kind(&reply.headers);
     let mut headers = reply.headers;
-    for name in &NOT_RETURNED {
+    let kept_back: Vec<HeaderName> = headers.keys().filter(|name| NOT_RETURNED.contains(name)).cloned().collect();
+    for name in &kept_back {
         headers.remove(name);
     }
     if let Ok(row) = HeaderValue::try_from(permit.row.id.to_string()) {

@@ -33,8 +33,10 @@ pub(super) enum IntakeError {
     },
     /// Too much is held already.
     NoRoom,
+    /// It is compressed, or otherwise encoded, in this way.
+    Encoded(String),
     /// The client stopped sending half way.
-    Broken(String),
+    Broken,
     /// The client sent nothing for too long.
     Slow(Duration),
     /// It was not whole in time.
@@ -101,6 +103,9 @@ impl Intake {
 
     /// Reads a body to its end. Room is taken as its bytes arrive: what is only announced keeps nobody out.
     pub(super) async fn collect(self: &Arc<Self>, headers: &HeaderMap, mut body: Body) -> Result<Held, IntakeError> {
+        if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+            return Err(IntakeError::Encoded(String::from_utf8_lossy(coding.as_bytes()).into_owned()));
+        }
         let announced = headers.get(header::CONTENT_LENGTH).and_then(length).unwrap_or(0);
         if announced > self.body_limit {
             return Err(IntakeError::TooLarge { limit: self.body_limit });
@@ -168,7 +173,7 @@ fn broken(error: &axum::Error) -> IntakeError {
     match request_body::cause(error) {
         Some(BodyError::Late(limit)) => IntakeError::Late(*limit),
         Some(BodyError::Stopping) => IntakeError::Stopping,
-        Some(BodyError::Broken(_)) | None => IntakeError::Broken(error.to_string()),
+        Some(BodyError::Broken(_)) | None => IntakeError::Broken,
     }
 }
 

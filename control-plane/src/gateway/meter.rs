@@ -15,7 +15,8 @@ use super::charge::Charge;
 use super::error::Failure;
 use super::permit::Permit;
 use crate::host::clock;
-use crate::keys::{Principal, Priority, Running};
+use crate::key_limits::Priority;
+use crate::keys::{Principal, Running};
 use crate::recorder::{CLIENT_LEFT, Recorder, UsageEvent};
 use crate::route_trace::{RouteTrace, TraceParent};
 

@@ -161,5 +161,10 @@ fn context(pool: &[Arc<RowView>]) -> u32 {
 
 fn capabilities(pool: &[Arc<RowView>]) -> &'static [&'static str] {
     let embeds = pool.iter().any(|row| row.status.resolved.as_ref().is_some_and(|resolved| resolved.task == Task::Embedding));
-    if embeds { &["embedding"] } else { &["completion", "tools"] }
+    let takes_tools = pool.iter().filter_map(|row| row.endpoint.as_ref()).all(|endpoint| endpoint.dialects.takes_tools);
+    match (embeds, takes_tools) {
+        (true, _) => &["embedding"],
+        (false, true) => &["completion", "tools"],
+        (false, false) => &["completion"],
+    }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use http::header::CONTENT_TYPE;
 use lifeboat_engines::dialect::{self, Peek};
 
 use super::body::encode;
@@ -31,7 +32,14 @@ impl Asked {
         if shape == Shape::Multipart {
             return multipart::read(headers, body);
         }
-        Ok(Self { peek: dialect::peek(body)?, json: true })
+        let peek = dialect::peek(body).map_err(|error| if is_form(headers) { Failure::form() } else { error.into() })?;
+        Ok(Self { peek, json: true })
+    }
+
+    /// Whether there are tools to call.
+    pub(super) fn offers_tools(&self, body: &[u8]) -> bool {
+        let tools = self.peek.prompt.tools.clone().and_then(|place| body.get(place));
+        tools.is_some_and(|tools| tools != b"null" && tools.iter().filter(|byte| !byte.is_ascii_whitespace()).ne(b"[]"))
     }
 
     /// The model's name, as the client means it.
@@ -70,6 +78,11 @@ impl Asked {
             None => (start..start, format!("\"{name}\":{value}{}", if self.peek.is_empty { "" } else { "," }).into()),
         }
     }
+}
+
+/// What a client took for what the endpoint takes.
+fn is_form(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/"))
 }
 
 #[cfg(test)]

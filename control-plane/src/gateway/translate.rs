@@ -23,7 +23,6 @@ use crate::registry::{Endpoint, Native};
 pub(super) const CHAT: &str = "/v1/chat/completions";
 pub(super) const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
-const RESPONSES: &str = "/v1/responses";
 /// vLLM's, which takes a conversation.
 const TOKENIZE: &str = "/tokenize";
 
@@ -75,7 +74,7 @@ impl Form {
         if is_lacking || matches!(route.api, Api::Ollama(_) | Api::OllamaEmbed(_)) {
             return Self::by_another(route, body, endpoint, slot);
         }
-        Ok(Self::new(route, route.upstream, asked, body, (endpoint, slot), Way::Straight))
+        Self::new(route, route.upstream, asked, body, (endpoint, slot), Way::Straight)
     }
 
     /// The form for an engine that lacks the client's dialect.
@@ -90,21 +89,31 @@ impl Form {
                 ollama::Upstream::Chat(body) => (CHAT, Ok(body)),
                 ollama::Upstream::Text(body) => (COMPLETIONS, Ok(body)),
                 ollama::Upstream::Load => {
-                    return Ok(Self::new(route, CHAT, &Asked::default(), &Bytes::new(), (endpoint, None), Way::Answered));
+                    return Self::new(route, CHAT, &Asked::default(), &Bytes::new(), (endpoint, None), Way::Answered);
                 }
             },
             Api::Completions | Api::Other => (route.upstream, Ok(body.to_vec())),
         };
         let body = Bytes::from(translated.map_err(Fault::Said)?);
         let asked = Asked::read(Shape::Json, &HeaderMap::new(), &body).map_err(|failure| Fault::Said(failure.error().clone()))?;
-        Ok(Self::new(route, path, &asked, &body, (endpoint, slot), Way::Translated))
+        Self::new(route, path, &asked, &body, (endpoint, slot), Way::Translated)
     }
 
-    fn new(route: &Route, path: &'static str, asked: &Asked, body: &Bytes, (endpoint, slot): (&Endpoint, Option<u32>), way: Way) -> Self {
-        let generates = matches!(path, CHAT | COMPLETIONS | RESPONSES);
+    fn new(
+        route: &Route,
+        path: &'static str,
+        asked: &Asked,
+        body: &Bytes,
+        (endpoint, slot): (&Endpoint, Option<u32>),
+        way: Way,
+    ) -> Result<Self, Fault> {
+        if path == CHAT && !endpoint.dialects.takes_tools && asked.offers_tools(body) {
+            return Err(Fault::Said(no_tools()));
+        }
+        let generates = matches!(path, CHAT | COMPLETIONS);
         // With probabilities llama-server's streams leave out those of tokens that make no whole character.
         let gathers = endpoint.dialects.always_streams && generates && !asked.peek.stream && !asked.peek.wants_probabilities;
-        Self {
+        Ok(Self {
             path,
             body: asked.body(body, endpoint.upstream_model.as_deref(), slot, gathers),
             streams: asked.peek.stream || gathers,
@@ -112,7 +121,7 @@ impl Form {
             class: route.class,
             api: route.api,
             way,
-        }
+        })
     }
 
     /// The engine lacks the endpoint, which was not known, and may be asked in another way.
@@ -204,6 +213,12 @@ fn response_head(ids: &Ids<'_>) -> responses::Head {
 fn head(endpoint: ollama::Endpoint, ids: &Ids<'_>) -> ollama::Head {
     let now = jiff::Timestamp::from_millisecond(clock::unix_millis()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     ollama::Head { endpoint, model: ids.model.to_owned(), created_at: now.to_string() }
+}
+
+/// The engine would drop them without a word.
+fn no_tools() -> ApiError {
+    let what = "this model's chat template takes no tools; ask a model whose template does, or leave `tools` out";
+    ApiError::new(ErrorCode::InvalidRequest, what).with_param("tools")
 }
 
 /// Neither Anthropic's count nor vLLM's is there.

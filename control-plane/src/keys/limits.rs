@@ -1,4 +1,4 @@
-//! What a key may use, and the count of what it uses.
+//! The count of what a key uses, against what it may use.
 //!
 //! Two buckets that fill evenly and hold what a minute gives, and a number of running requests. A request takes one from
 //! the first bucket when it begins. Its tokens are known when it ends, so the second one is charged then and may fall
@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::priority::Priority;
+use crate::key_limits::KeyLimits;
 
 /// Seconds in which a bucket fills.
 const MINUTE: f64 = 60.0;
@@ -20,56 +17,6 @@ const MINUTE: f64 = 60.0;
 const SOON: Duration = Duration::from_secs(1);
 /// Longest wait we tell.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Most models a key may name.
-const MODELS: usize = 100;
-/// Longest name of a model, in bytes.
-const MODEL_BYTES: usize = 256;
-/// Largest number a limit may have.
-const LARGEST: u32 = 1_000_000_000;
-
-/// What a key may use. What is left out is not limited.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct KeyLimits {
-    /// Requests that may begin in a minute.
-    pub requests_per_minute: Option<u32>,
-    /// Tokens in a minute: of prompts as far as no cache had them, and of replies. Counted when a reply has ended; where the
-    /// engine did not tell them (the client hung up, say), guessed from what passed.
-    pub tokens_per_minute: Option<u32>,
-    /// Requests at once, waiting ones included.
-    pub concurrent_requests: Option<u32>,
-    /// Highest band of priority that `x-lifeboat-priority` may ask for; `default` if left out.
-    pub priority: Priority,
-    /// Public names of the models it may use; empty = all.
-    pub models: Vec<String>,
-}
-
-impl KeyLimits {
-    /// What a caller without a key has: only this machine can call.
-    pub(super) fn none() -> Self {
-        Self { priority: Priority::System, ..Self::default() }
-    }
-
-    /// The field that no key can have with this value, and why.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
-        for (field, value) in [
-            ("requests_per_minute", self.requests_per_minute),
-            ("tokens_per_minute", self.tokens_per_minute),
-            ("concurrent_requests", self.concurrent_requests),
-        ] {
-            if value.is_some_and(|value| !(1..=LARGEST).contains(&value)) {
-                return Err((field, format!("it must be between 1 and {LARGEST}; leave it out for no limit, revoke the key to stop it")));
-            }
-        }
-        if self.models.len() > MODELS {
-            return Err(("models", format!("a key names at most {MODELS} models")));
-        }
-        if self.models.iter().any(|name| name.is_empty() || name.len() > MODEL_BYTES) {
-            return Err(("models", format!("a model's name has 1 to {MODEL_BYTES} bytes")));
-        }
-        Ok(())
-    }
-}
 
 /// A limit that was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -283,19 +230,5 @@ mod tests {
         assert!(used.begin(&narrow, start).is_ok(), "what was saved up is cut to the new limit");
         used.end(&narrow, 0, start);
         assert!(matches!(used.begin(&narrow, start), Err((Limit::Requests(1), _))));
-    }
-
-    #[test]
-    fn limits_that_no_key_can_have_are_named() {
-        let of = |value: serde_json::Value| serde_json::from_value::<KeyLimits>(value).unwrap().check().err().map(|(field, _)| field);
-        for (value, field) in [
-            (serde_json::json!({}), None),
-            (serde_json::json!({"requests_per_minute": 0}), Some("requests_per_minute")),
-            (serde_json::json!({"tokens_per_minute": 2_000_000_000}), Some("tokens_per_minute")),
-            (serde_json::json!({"concurrent_requests": 1, "models": ["a", ""]}), Some("models")),
-            (serde_json::json!({"models": vec!["m"; 101]}), Some("models")),
-        ] {
-            assert_eq!(of(value.clone()), field, "{value}");
-        }
     }
 }

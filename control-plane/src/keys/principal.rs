@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Scope;
-use super::limits::{KeyLimits, LimitReached, Standing, Use};
-use super::priority::Priority;
+use super::limits::{LimitReached, Standing, Use};
+use crate::key_limits::{KeyLimits, Priority};
 use crate::store::keys::KeyRow;
 
 /// One living key.

@@ -3,6 +3,7 @@
 use http::HeaderValue;
 
 use super::*;
+use crate::key_limits::Priority;
 
 fn headers(name: &'static str, value: &str) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())])
@@ -50,7 +51,7 @@ async fn a_key_opens_its_scope_and_nothing_else_until_it_is_revoked() {
         headers("x-api-key", &key.secret),
     ] {
         assert_eq!(who(&keys, &sent, Scope::Inference), caller, "{sent:?}");
-        assert_eq!(who(&keys, &sent, Scope::Admin), Err(Denied::Scope));
+        assert_eq!(who(&keys, &sent, Scope::Admin), Err(Denied::Scope(Scope::Admin)));
     }
     assert_eq!(who(&keys, &headers("authorization", "Basic x"), Scope::Inference), Err(Denied::Missing));
     assert_eq!(who(&keys, &headers("x-api-key", "lb_wrong"), Scope::Inference), Err(Denied::Unknown));
@@ -187,4 +188,15 @@ async fn a_key_may_use_its_models_by_any_of_their_names_and_no_others() {
         assert_eq!(caller.may_use(name, rows.clone().into_iter()), allowed, "{name} {rows:?}");
     }
     assert!(Principal::local().may_use("code", std::iter::once("code")));
+}
+
+#[tokio::test]
+async fn a_key_in_clear_is_nowhere_in_the_database() {
+    let (dir, store) = store().await;
+    let key = generate("laptop", &[Scope::Admin, Scope::Inference], KeyLimits::default());
+    store.create_key(&key.row).await.unwrap();
+    store.close().await;
+    let bytes = std::fs::read(dir.path().join("lifeboat.db")).unwrap();
+    assert!(bytes.windows(key.row.hash.len()).any(|window| window == key.row.hash), "its hash is there");
+    assert!(!bytes.windows(key.secret.len()).any(|window| window == key.secret.as_bytes()));
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::ids::RowId;
-use crate::keys::Priority;
+use crate::key_limits::Priority;
 use crate::route_trace::{RouteTrace, TraceParent};
 
 /// The status of a request whose client left before the reply was done.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::UsageEvent;
-use crate::keys::Priority;
+use crate::key_limits::Priority;
 
 /// A stream of ten tokens, 10 ms apart.
 pub(crate) fn event(status: u16) -> UsageEvent {

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::{Store, StoreError};
 use crate::host::clock::unix_millis;
-use crate::keys::KeyLimits;
+use crate::key_limits::KeyLimits;
 
 /// One key as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]

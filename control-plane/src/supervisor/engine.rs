@@ -158,7 +158,7 @@ impl Engine {
             slots: self.note.resolved.slots,
             context: self.note.resolved.context,
             cache: PromptCache::of(&self.note.resolved, self.note.build.takes_slot),
-            dialects: Dialects::of(self.adapter.kind()),
+            dialects: Dialects { takes_tools: self.takes_tools().await, ..Dialects::of(self.adapter.kind()) },
             load: RowLoad::default(),
             queue: LastQueue::default(),
             ready_since: now,
@@ -222,6 +222,12 @@ impl Engine {
                 }
             }
         }
+    }
+
+    async fn takes_tools(&self) -> bool {
+        let Some(path) = self.adapter.capabilities().props_path else { return true };
+        let answer = probe::get(&self.target(), path, HEALTH_WITHIN).await;
+        answer.ok().and_then(|answer| self.adapter.read_takes_tools(&answer.body)).unwrap_or(true)
     }
 
     async fn ask_health(&self, target: &Target, config: &SupervisorConfig) -> Result<Health, String> {

@@ -131,7 +131,9 @@ def main():
     print(f"{sum(outcomes.values())} requests in {seconds} s; disturbed: {dict(done)}")
     for outcome, count in outcomes.most_common():
         print(f"  {count:7} {outcome}")
+    slope = statistics.linear_regression(range(third, len(memory)), memory[third:]).slope * 3600 / 1024
     print(f"resident memory, median of the second and the last third: {before} and {after} KiB; left behind: {orphans}")
+    print(f"its slope after the first third: {slope:+.2f} MiB an hour (the shorter the run, the less this says)")
     faults = [outcome for outcome in outcomes if outcome.startswith("!")]
     if faults or orphans or after > before + GROWTH_KIB:
         raise SystemExit("the soak failed")

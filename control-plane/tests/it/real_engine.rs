@@ -124,7 +124,12 @@ async fn every_dialect_of_text_is_served() {
         assert_eq!(events.last().unwrap().event.as_deref(), Some("message_stop"));
     }
     let (status, reply) = real.post("/v1/responses", json!({"model": "chat", "input": "Say hello.", "max_output_tokens": 8})).await;
-    assert_eq!((status, &reply["object"]), (StatusCode::OK, &json!("response")), "{reply}");
+    assert_eq!((status, &reply["object"], &reply["status"]), (StatusCode::OK, &json!("response"), &json!("incomplete")), "{reply}");
+    let schema = json!({"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": false});
+    let format = json!({"format": {"type": "json_schema", "name": "answer", "schema": schema}});
+    let (_, reply) = real.post("/v1/responses", json!({"model": "chat", "input": "Yes?", "max_output_tokens": 40, "text": format})).await;
+    let answer: Value = serde_json::from_str(reply["output"][0]["content"][0]["text"].as_str().unwrap()).unwrap();
+    assert!(answer["yes"].is_boolean(), "{reply}");
     let (status, reply) = real.post("/tokenize", json!({"model": "chat", "content": "Hello world"})).await;
     assert_eq!(status, StatusCode::OK, "{reply}");
     assert!(reply["tokens"].as_array().unwrap().len() >= 2);
@@ -136,6 +141,10 @@ async fn what_the_model_cannot_do_is_refused_in_the_dialects_shape() {
     let (status, reply) = real.post("/v1/embeddings", json!({"model": "chat", "input": "hello"})).await;
     assert!(status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED, "{status} {reply}");
     assert!(reply["error"]["message"].is_string(), "{reply}");
+    // Its chat template has no place for tools.
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let (status, reply) = real.post("/v1/chat/completions", json!({"model": "chat", "messages": question(), "tools": tools})).await;
+    assert_eq!((status, &reply["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("tools")), "{reply}");
     let (status, reply) = real.post("/v1/chat/completions", json!({"model": "nobody", "messages": question()})).await;
     assert_eq!((status, &reply["error"]["code"]), (StatusCode::NOT_FOUND, &json!("model_not_found")), "{reply}");
     let (status, reply) = real.post("/v1/messages", json!({"model": "nobody", "max_tokens": 1, "messages": question()})).await;

@@ -1,4 +1,4 @@
-//! Puts a streamed chat, text completion or response together into the document the engine gives for `stream: false`.
+//! Puts a streamed chat or text completion together into the document the engine gives for `stream: false`.
 //!
 //! llama-server notices a vanished client only on streams, so it is always asked for one; a client that did not ask for
 //! a stream gets this document instead. Fields, their order and every number are the engine's own: a test compares with
@@ -31,8 +31,6 @@ struct Reply {
     choices: BTreeMap<u64, Choice>,
     /// The choice the last event was about: usage comes behind its choice's end, in an event without any.
     current: u64,
-    /// A response tells itself whole in its last event.
-    response: Option<Box<RawValue>>,
     done: bool,
     error: Option<ApiError>,
     /// Bytes of the reply's own text.
@@ -118,9 +116,6 @@ impl Aggregate {
         if let Some(error) = reply.error {
             return Err(error);
         }
-        if let Some(response) = reply.response {
-            return Ok(response.get().as_bytes().to_vec());
-        }
         if !reply.done || reply.choices.is_empty() || reply.choices.values().any(|choice| choice.finish_reason.is_none()) {
             return Err(broken("the engine's reply broke off"));
         }
@@ -146,6 +141,27 @@ fn index(fields: &Fields<'_>) -> u64 {
     fields.get("index").and_then(|value| value.get().parse().ok()).unwrap_or(0)
 }
 
+/// What several choices used, each of which was told as if it were the only one: the prompt once, every reply.
+fn together(mut usages: Vec<Box<RawValue>>) -> Option<Box<RawValue>> {
+    let first = if usages.is_empty() { return None } else { usages.remove(0) };
+    let number = |usage: &RawValue, name: &str| {
+        let fields = serde_json::from_str::<Fields<'_>>(usage.get()).unwrap_or_default();
+        fields.get(name).and_then(|value| value.get().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let more: u64 = usages.iter().map(|usage| number(usage, "completion_tokens")).sum();
+    if more == 0 {
+        return Some(first);
+    }
+    let mut sum = Object::default();
+    for (name, value) in serde_json::from_str::<Fields<'_>>(first.get()).unwrap_or_default().iter() {
+        match name {
+            "completion_tokens" | "total_tokens" => sum.put(Cow::Owned(name.to_owned()), &(number(&first, name) + more)),
+            _ => sum.set(name, value),
+        }
+    }
+    Some(raw(&sum))
+}
+
 impl Reply {
     fn event(&mut self, data: &[u8]) {
         // llama-server begins some streams with an event that is `null`.
@@ -162,20 +178,6 @@ impl Reply {
         };
         if let Some(error) = fields.get("error") {
             self.error = Some(stream_error(data, error));
-            return;
-        }
-        if let Some(response) = fields.get("response") {
-            match fields.get("type").and_then(string).as_deref() {
-                Some("response.completed" | "response.incomplete") => {
-                    self.response = Some(response.to_owned());
-                    self.done = true;
-                }
-                Some("response.failed") => {
-                    let error = serde_json::from_str::<Fields<'_>>(response.get()).ok().and_then(|fields| fields.get("error"));
-                    self.error = Some(ApiError::from_engine(500, format!("{{\"error\":{}}}", error.unwrap_or(RawValue::NULL)).as_bytes()));
-                }
-                _ => {}
-            }
             return;
         }
         for choice in fields.get("choices").map(objects).unwrap_or_default() {
@@ -198,7 +200,7 @@ impl Reply {
 
     fn document(mut self) -> Object {
         let is_chat = self.choices.values().any(|choice| matches!(choice.content, Content::Message(_)));
-        let usage = self.choices.values_mut().find_map(|choice| choice.usage.take());
+        let usage = together(self.choices.values_mut().filter_map(|choice| choice.usage.take()).collect());
         let timings = self.choices.values_mut().find_map(|choice| choice.timings.take());
         let choices: Vec<_> = self.choices.into_iter().map(|(index, choice)| choice.document(index)).collect();
         let mut document = Object::default();

@@ -272,6 +272,11 @@ fn misused(message: &str) -> Option<ApiError> {
     if let Some(field) = misread.or_else(missing).filter(|field| ["messages", "tools", "prompt", "input"].contains(field)) {
         return Some(ApiError::new(ErrorCode::InvalidRequest, message).with_param(field));
     }
+    // "Field 'max_tokens': [json.exception.type_error.302] type must be number, but is string"
+    if let Some((field, what)) = message.strip_prefix("Field '").and_then(|rest| rest.split_once("': ")) {
+        let what = what.rsplit_once("] ").map_or(what, |(_, what)| what);
+        return Some(ApiError::new(ErrorCode::InvalidRequest, format!("`{field}`: {what}")).with_param(field));
+    }
     let task = match said.split_once("does not support ")?.1 {
         rest if rest.starts_with("embedding") => "embedding",
         rest if rest.starts_with("rerank") => "rerank",
@@ -389,6 +394,13 @@ mod tests {
             (500, "Failed to parse messages: Missing 'role' in message: {}", InvalidRequest, 400, "'role'"),
             (500, "Failed to parse tools: Expected 'tools' to be an array", InvalidRequest, 400, "'tools'"),
             (500, "'messages' is required", InvalidRequest, 400, "'messages'"),
+            (
+                500,
+                "Field 'top_k': [json.exception.type_error.302] type must be number, but is string",
+                InvalidRequest,
+                400,
+                "`top_k`: type",
+            ),
             (501, "This server does not support embeddings. Start it with `--embeddings`", UnsupportedEndpoint, 404, "`embedding`"),
             (501, "This server does not support reranking. Start it with `--reranking`", UnsupportedEndpoint, 404, "`rerank`"),
             (501, "This server does not support completions. Start it without `--embeddings`", UnsupportedEndpoint, 404, "`chat`"),

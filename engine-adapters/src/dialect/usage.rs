@@ -210,6 +210,8 @@ pub struct StreamReader {
 struct Seen {
     usage: Option<Usage>,
     outputs: u64,
+    /// Choices that have ended.
+    ends: u64,
     finished: bool,
     error: Option<ApiError>,
 }
@@ -243,7 +245,9 @@ impl StreamReader {
 
     /// What the engine has told so far.
     pub fn usage(&self) -> Option<Usage> {
-        self.seen.usage
+        // Some engines tell of several choices as if the last were the only one; each has three events without a token.
+        let counted = if self.seen.ends > 1 { self.seen.outputs.saturating_sub(3 * self.seen.ends) } else { 0 };
+        self.seen.usage.map(|usage| Usage { completion_tokens: usage.completion_tokens.max(counted), ..usage })
     }
 
     /// Events from the first that held a piece of the reply on: about one a token, and a few more at the end.
@@ -335,7 +339,9 @@ impl Seen {
         // Only the first ones are looked at: what follows is one token each but for the last few.
         self.outputs += u64::from(self.outputs > 0 || !opens_only(event));
         // `stop` is llama.cpp's own /completion.
-        self.finished = self.finished || FINISH_REASON.has_value(event) || has_type(event, &ENDINGS) || STOP.has(event, b"true");
+        let ends = FINISH_REASON.has_value(event);
+        self.ends += u64::from(ends);
+        self.finished = self.finished || ends || has_type(event, &ENDINGS) || STOP.has(event, b"true");
         if USAGE.has_value(event) || TIMINGS.has_value(event) {
             if let Ok(reply) = serde_json::from_slice::<Reply>(event) {
                 let mut usage = self.usage.unwrap_or_default();

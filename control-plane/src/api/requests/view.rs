@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::gateway::active::{Active, Phase};
 use crate::host::clock::rfc3339;
 use crate::ids::RowId;
-use crate::keys::Priority;
+use crate::key_limits::Priority;
 use crate::recorder::UsageEvent;
 use crate::route_trace::RouteTrace;
 

@@ -4,6 +4,7 @@ use lifeboat_engines::spec::Task;
 use serde_json::{Value, json};
 
 use crate::cli::output;
+use crate::console;
 
 /// A served model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,11 +18,11 @@ pub struct Served {
 /// Prints where it serves.
 pub fn print(base: &str, served: &[Served], keys_required: bool, as_json: bool) -> anyhow::Result<()> {
     let example = served.first().map(|first| command(base, first, keys_required));
+    let console = console::is_built().then(|| format!("{base}/"));
     if as_json {
         let names: Vec<&str> = served.iter().map(|served| served.name.as_str()).collect();
         return Ok(output::line(
-            json!({"url": base, "base_url": format!("{base}/v1"), "console": format!("{base}/"), "models": names, "curl": example})
-                .to_string(),
+            json!({"url": base, "base_url": format!("{base}/v1"), "console": console, "models": names, "curl": example}).to_string(),
         )?);
     }
     output::line("")?;
@@ -30,7 +31,9 @@ pub fn print(base: &str, served: &[Served], keys_required: bool, as_json: bool) 
     }
     output::line("")?;
     output::line(format!("  Base URL  {base}/v1"))?;
-    output::line(format!("  Console   {base}/"))?;
+    if let Some(console) = console {
+        output::line(format!("  Console   {console}"))?;
+    }
     if let Some(example) = example {
         output::line(format!("  Try it    {example}"))?;
     }

@@ -37,33 +37,12 @@ const NOT_FORWARDED: [HeaderName; 23] = [
     HeaderName::from_static("x-lifeboat-priority"),
 ];
 
-/// Bytes set aside for the head of a request; more are found when it is longer.
-const HEAD: usize = 512;
+/// Bytes of the longest header that is passed on. llama-server refuses a line of 8 KiB without a word, and what is so long is
+/// meant for whoever stands in front of it.
+const LONGEST: usize = 4 << 10;
 
-/// Takes what an engine may not see out of a client's headers.
-pub(in crate::gateway) fn strip(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in NOT_FORWARDED.iter().chain(&named) {
-        headers.remove(name);
-    }
-}
-
-/// Copies a client's header values. As they come they are cut out of its connection's read buffer, and would keep that for as
-/// long as the request lasts.
-pub(in crate::gateway) fn detach(headers: &mut HeaderMap) {
-    for value in headers.values_mut() {
-        if let Ok(mut copy) = HeaderValue::from_bytes(value.as_bytes()) {
-            copy.set_sensitive(value.is_sensitive());
-            *value = copy;
-        }
-    }
-}
+/// Bytes set aside for lines of headers; more are found when they are longer.
+const LINES: usize = 256;
 
 /// A body in pieces: what the client sent, cut where something is put in or replaced.
 #[derive(Debug, Clone, Default)]
@@ -110,15 +89,29 @@ impl Segments {
 }
 
 /// What is sent to whichever engine serves the request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::gateway) struct Outgoing {
     /// The client's query, without `?`.
-    pub query: Option<String>,
-    /// The client's headers, stripped.
-    pub headers: HeaderMap,
+    query: Option<String>,
+    /// Those of the client's headers that an engine may see, as they are written. The client's own are cut out of its
+    /// connection's read buffer, and would keep that for as long as the request lasts.
+    lines: Vec<u8>,
 }
 
 impl Outgoing {
+    /// What an engine may see of a client's request.
+    pub(in crate::gateway) fn new(query: Option<&str>, headers: &HeaderMap) -> Self {
+        let tokens = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+        let named: Vec<HeaderName> = tokens.filter_map(|name| name.trim().parse().ok()).collect();
+        let mut lines = Vec::with_capacity(LINES);
+        for (name, value) in headers {
+            if value.len() <= LONGEST && !NOT_FORWARDED.contains(name) && !named.contains(name) {
+                write(&mut lines, name, value);
+            }
+        }
+        Self { query: query.map(str::to_owned), lines }
+    }
+
     /// Where it goes on this engine.
     fn target(&self, endpoint: &Endpoint, path: &'static str) -> Result<PathAndQuery, InvalidUri> {
         match (&self.query, endpoint.prefix.is_empty()) {
@@ -131,18 +124,25 @@ impl Outgoing {
     /// The head of one attempt, as it is sent before a body of `length` bytes.
     pub(super) fn head(&self, endpoint: &Endpoint, path: &'static str, length: usize) -> Result<Vec<u8>, InvalidUri> {
         let target = self.target(endpoint, path)?;
-        let mut head = Vec::with_capacity(HEAD);
+        let mut head = Vec::with_capacity(LINES + self.lines.len());
         let mut add = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
         add(&[b"POST ", target.as_str().as_bytes(), b" HTTP/1.1\r\nhost: ", endpoint.authority.host().as_bytes()]);
         if let Some(port) = endpoint.authority.port() {
             add(&[b":", port.as_str().as_bytes()]);
         }
-        let key = endpoint.authorization.iter().map(|key| (&header::AUTHORIZATION, key));
-        for (name, value) in self.headers.iter().chain(key) {
-            add(&[b"\r\n", name.as_str().as_bytes(), b": ", value.as_bytes()]);
+        add(&[b"\r\ncontent-length: ", length.to_string().as_bytes(), b"\r\n", &self.lines]);
+        if let Some(key) = &endpoint.authorization {
+            write(&mut head, &header::AUTHORIZATION, key);
         }
-        add(&[b"\r\ncontent-length: ", length.to_string().as_bytes(), b"\r\n\r\n"]);
+        head.extend_from_slice(b"\r\n");
         Ok(head)
+    }
+}
+
+/// One header's line.
+fn write(lines: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
+    for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+        lines.extend_from_slice(part);
     }
 }
 
@@ -158,21 +158,9 @@ mod tests {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static("v"));
         }
         headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
+        headers.insert("x-long", HeaderValue::try_from("x".repeat(LONGEST + 1)).unwrap());
         headers.insert(header::CONNECTION, HeaderValue::from_static("close, X-Mine"));
-        strip(&mut headers);
-        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["anthropic-version"]);
-    }
-
-    #[test]
-    fn what_is_forwarded_does_not_keep_the_buffer_it_came_in() {
-        let buffer = Bytes::from(b"a value and all that was read with it".to_vec());
-        let mut value = HeaderValue::from_maybe_shared(buffer.slice(..7)).unwrap();
-        value.set_sensitive(true);
-        let mut headers = HeaderMap::from_iter([(header::USER_AGENT, value)]);
-        assert!(!buffer.is_unique());
-        detach(&mut headers);
-        assert!(buffer.is_unique());
-        assert!(headers[header::USER_AGENT] == "a value" && headers[header::USER_AGENT].is_sensitive());
+        assert_eq!(Outgoing::new(None, &headers).lines, b"anthropic-version: 2023-06-01\r\n");
     }
 
     #[test]
@@ -188,7 +176,7 @@ mod tests {
     #[test]
     fn prefix_query_and_key_reach_the_engine() {
         let mut engine = std::sync::Arc::into_inner(endpoint(8080, 1)).unwrap();
-        let mut outgoing = Outgoing { query: None, headers: HeaderMap::new() };
+        let mut outgoing = Outgoing::default();
         let head = |outgoing: &Outgoing, engine: &Endpoint| String::from_utf8(outgoing.head(engine, "/v1/messages", 7).unwrap()).unwrap();
         let bare = "POST /v1/messages HTTP/1.1\r\nhost: 127.0.0.1:8080\r\ncontent-length: 7\r\n\r\n";
         assert_eq!(head(&outgoing, &engine), bare);
@@ -196,8 +184,8 @@ mod tests {
         engine.authority = "user:word@[::1]".parse().unwrap();
         engine.authorization = Some(HeaderValue::from_static("Bearer k"));
         outgoing.query = Some("beta=true".into());
-        outgoing.headers.insert("anthropic-version", HeaderValue::from_static("1"));
-        let full = "POST /llm/v1/messages?beta=true HTTP/1.1\r\nhost: [::1]\r\nanthropic-version: 1\r\nauthorization: Bearer k\r\ncontent-length: 7\r\n\r\n";
+        outgoing.lines = b"anthropic-version: 1\r\n".to_vec();
+        let full = "POST /llm/v1/messages?beta=true HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 7\r\nanthropic-version: 1\r\nauthorization: Bearer k\r\n\r\n";
         assert_eq!(head(&outgoing, &engine), full);
         outgoing.query = Some("a b\r\nx: y".into());
         assert!(outgoing.head(&engine, "/v1/messages", 7).is_err());

@@ -167,10 +167,17 @@ async fn a_reply_that_is_not_to_be_streamed_is_put_together_from_a_stream() {
     let (_, reply) = world.call("/v1/messages", &json!({"model": "chat", "messages": []})).await;
     assert_eq!(reply["content"][0]["text"], "hello");
     assert_eq!(engine.received()[2].target(), "/v1/chat/completions");
+    // Nor do responses, of which it ignores half.
+    let body = json!({"model": "chat", "input": "hi", "text": {"format": {"type": "json_object"}}});
+    assert_eq!(world.call("/v1/responses", &body).await.1["object"], "response");
+    assert_eq!(
+        (engine.received()[3].target(), &sent(&engine, 3)["response_format"]),
+        ("/v1/chat/completions", &json!({"type": "json_object"}))
+    );
     // Probabilities and vectors are asked for as they are.
     events(&world, "/v1/chat/completions", &json!({"model": "chat", "messages": [], "logprobs": true})).await;
     world.call("/v1/embeddings", &json!({"model": "chat", "input": "x"})).await;
-    assert!(sent(&engine, 3).get("stream").is_none() && sent(&engine, 4).get("stream").is_none());
+    assert!(sent(&engine, 4).get("stream").is_none() && sent(&engine, 5).get("stream").is_none());
     world.stop().await;
 }
 
@@ -274,5 +281,28 @@ async fn ollamas_clients_are_served_in_their_own_words() {
         let (answered, reply) = world.call(path, &body).await;
         assert!(answered == status && reply["error"].is_string(), "{path}: {reply}");
     }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn tools_are_refused_where_the_engine_would_drop_them() {
+    let engine = Engine::start(|_| streamed("up")).await;
+    let world = World::start().await;
+    let mut row = of_kind(EngineKind::LlamaCpp, &engine);
+    let endpoint = std::sync::Arc::get_mut(row.endpoint.as_mut().unwrap()).unwrap();
+    endpoint.dialects.takes_tools = false;
+    world.registry.publish(row);
+    let tool = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": "chat", "messages": [], "tools": tool})),
+        ("/v1/responses", json!({"model": "chat", "input": "hi", "tools": [{"type": "function", "name": "f"}]})),
+        ("/v1/messages", json!({"model": "chat", "max_tokens": 5, "messages": [], "tools": [{"name": "f", "input_schema": {}}]})),
+    ] {
+        let (status, reply) = world.call(path, &body).await;
+        assert!(status == 400 && reply["error"]["message"].as_str().unwrap().contains("template takes no tools"), "{path}: {reply}");
+    }
+    assert_eq!(world.call("/v1/chat/completions", &json!({"model": "chat", "messages": [], "tools": [ ]})).await.0, 200);
+    let (_, shown) = world.call("/api/show", &json!({"model": "chat"})).await;
+    assert_eq!(shown["capabilities"], json!(["completion"]));
     world.stop().await;
 }

@@ -48,6 +48,19 @@ async fn an_unknown_model_names_those_there_are() {
 }
 
 #[tokio::test]
+async fn a_body_that_is_encoded_or_a_form_is_told_as_that() {
+    let world = World::start().await;
+    let reply = soon(world.post("/v1/chat/completions").header("content-encoding", "gzip").body(vec![31_u8, 139]).send()).await.unwrap();
+    assert_eq!(reply.status(), 415);
+    assert!(soon(reply.text()).await.unwrap().contains("gzip"));
+    let form = world.post("/v1/chat/completions").header("content-type", "multipart/form-data; boundary=x").body("--x--");
+    let reply = soon(form.send()).await.unwrap();
+    assert_eq!(reply.status(), 400);
+    assert!(soon(reply.text()).await.unwrap().contains("form"));
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn bodies_that_are_no_requests_are_refused() {
     let world = World::start().await;
     let table = [

@@ -130,3 +130,23 @@ proptest! {
         let _ = body.usage();
     }
 }
+
+#[test]
+fn several_choices_of_a_stream_use_at_least_what_was_seen_of_them() {
+    let mut reader = StreamReader::default();
+    for index in 0..2 {
+        reader.push(
+            format!("data: {{\"choices\":[{{\"index\":{index},\"delta\":{{\"role\":\"assistant\",\"content\":null}}}}]}}\n\n").as_bytes(),
+        );
+        for _ in 0..5 {
+            reader.push(
+                format!("data: {{\"choices\":[{{\"index\":{index},\"delta\":{{\"content\":\"a\"}},\"finish_reason\":null}}]}}\n\n")
+                    .as_bytes(),
+            );
+        }
+        reader.push(format!("data: {{\"choices\":[{{\"index\":{index},\"delta\":{{}},\"finish_reason\":\"stop\"}}]}}\n\n").as_bytes());
+        reader.push(b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":5}}\n\n");
+    }
+    let usage = reader.usage().unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (9, 9), "nine or ten");
+}

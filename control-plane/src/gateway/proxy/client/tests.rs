@@ -24,7 +24,7 @@ impl Stage {
     }
 
     async fn send(&self, body: Segments) -> Result<Answer, Fault> {
-        let outgoing = Outgoing { query: None, headers: HeaderMap::new() };
+        let outgoing = Outgoing::default();
         self.client.send(&self.endpoint, &outgoing, "/v1/chat/completions", body).await
     }
 
@@ -238,7 +238,7 @@ async fn what_fails_late_on_an_old_connection_is_told_and_not_asked_again() {
 #[tokio::test]
 async fn a_query_that_is_too_long_with_the_engines_path_is_the_clients_fault() {
     let stage = Stage::new().await;
-    let outgoing = Outgoing { query: Some("x".repeat(65_530)), headers: HeaderMap::new() };
+    let outgoing = Outgoing::new(Some(&"x".repeat(65_530)), &HeaderMap::new());
     let answer = stage.client.send(&stage.endpoint, &outgoing, "/v1/chat/completions", ask()).await;
     assert!(answer.as_ref().is_err_and(Fault::is_the_clients), "{answer:?}");
 }
@@ -297,7 +297,7 @@ async fn an_idle_connection_is_given_up_before_its_engine_does() {
 async fn an_engine_that_cannot_be_reached_is_told_as_that() {
     let stage = Stage::new().await;
     drop(stage.listener);
-    let outgoing = Outgoing { query: None, headers: HeaderMap::new() };
+    let outgoing = Outgoing::default();
     let answer = stage.client.send(&stage.endpoint, &outgoing, "/v1/models", ask()).await;
     assert!(matches!(answer, Err(Fault::Connect(_))), "{answer:?}");
 }

@@ -42,7 +42,7 @@ impl Priority {
     }
 
     /// What a caller asks for. A word that names no band asks for nothing.
-    pub(super) fn asked(headers: &HeaderMap) -> Self {
+    pub fn asked(headers: &HeaderMap) -> Self {
         let word = headers.get(HEADER).map(http::HeaderValue::as_bytes).unwrap_or_default();
         Self::ALL.into_iter().find(|band| word.eq_ignore_ascii_case(band.as_str().as_bytes())).unwrap_or_default()
     }
